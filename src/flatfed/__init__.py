@@ -1,0 +1,44 @@
+"""flatfed: federated learning that finds flat, stable minima.
+
+    import flatfed as ff
+    run = ff.train(model, federation, ff.fedmoswa(), rounds=100, participation=0.1, local_steps=10)
+
+Every algorithm of `flatfed list` is a function here; `ff.Algorithm` with `ff.parts` composes new ones.
+"""
+
+from collections.abc import Callable
+
+from flatfed import parts
+from flatfed.algorithms import ALGORITHMS, build
+from flatfed.core.algorithm import Algorithm
+from flatfed.core.errors import DivergedError, FlatfedError
+from flatfed.core.settings import Settings
+from flatfed.data.federation import Federation
+from flatfed.experiments.run import Progress, Run, accuracy, train
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "DivergedError",
+    "Federation",
+    "FlatfedError",
+    "Progress",
+    "Run",
+    "Settings",
+    "accuracy",
+    "build",
+    "parts",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Callable[..., Algorithm]:
+    if name in ALGORITHMS:
+        return ALGORITHMS[name]
+    raise AttributeError(f"module 'flatfed' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *ALGORITHMS])

@@ -1,0 +1,109 @@
+"""The named algorithms, and how a name or a composition in a config file becomes one.
+
+Decorating a constructor with `register` enrols the algorithm in the command line, the documentation and the
+tests that run over all algorithms.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, ParamSpec
+
+from pydantic import ValidationError, validate_call
+
+from flatfed import parts
+from flatfed.core.algorithm import SLOTS, Algorithm, ImpossibleComposition, Part, part_name
+from flatfed.core.errors import FlatfedError, did_you_mean, one_line
+
+Options = ParamSpec("Options")
+
+ALGORITHMS: dict[str, Callable[..., Algorithm]] = {}
+
+
+def register(make: Callable[Options, Algorithm]) -> Callable[Options, Algorithm]:
+    """Enrols an algorithm's constructor under its function name and checks what it is called with."""
+    name = make.__name__
+    signature = inspect.signature(make)
+    checked = validate_call(make)
+
+    @functools.wraps(make)
+    def construct(*positional: Options.args, **named: Options.kwargs) -> Algorithm:
+        try:
+            algorithm = checked(*positional, **named)
+        except ValidationError as error:
+            raise FlatfedError(one_line(error, signature.parameters, prefix=name)) from None
+        bound = signature.bind(*positional, **named)
+        bound.apply_defaults()
+        return replace(algorithm, name=name, options=dict(bound.arguments))
+
+    ALGORITHMS[name] = construct
+    return construct
+
+
+def equations(name: str) -> str:
+    """The docstring of an algorithm's file: equations, limits, deviations."""
+    return inspect.cleandoc(sys.modules[ALGORITHMS[name].__module__].__doc__ or "")
+
+
+def parts_by_name(slot: str) -> dict[str, type[Part]]:
+    kinds = (getattr(parts, name) for name in parts.__all__)
+    return {part_name(kind): kind for kind in kinds if issubclass(kind, SLOTS[slot])}
+
+
+def build(description: str | Mapping[str, Any]) -> Algorithm:
+    """An algorithm from its name, from {name, options…}, or from parts by slot.
+
+    >>> build({"gradient": {"part": "sharpness_aware", "radius": 0.05}, "correct": ["control_variate"]})
+    """
+    if isinstance(description, str):
+        description = {"name": description}
+    if "name" in description:
+        options = {key: value for key, value in description.items() if key != "name"}
+        return build_named(description["name"], options)
+    unknown = sorted(set(description) - set(SLOTS))
+    if unknown:
+        raise FlatfedError(f"algorithm.{unknown[0]}: unknown; {did_you_mean(unknown[0], [*SLOTS, 'name'])}")
+    chosen: dict[str, Any] = {}
+    for slot, filling in description.items():
+        if slot == "correct":
+            several = filling if isinstance(filling, list | tuple) else [filling]
+            chosen[slot] = tuple(_build_part(slot, one) for one in several)
+        else:
+            chosen[slot] = _build_part(slot, filling)
+    try:
+        return Algorithm(**chosen)
+    except ImpossibleComposition as reason:
+        raise FlatfedError(f"algorithm: {reason}") from None
+
+
+def build_named(name: str, options: Mapping[str, Any]) -> Algorithm:
+    known = {_plain(each): each for each in ALGORITHMS}
+    if not isinstance(name, str) or _plain(name) not in known:
+        raise FlatfedError(f"algorithm = {name!r}: unknown; {did_you_mean(str(name), ALGORITHMS)}")
+    return ALGORITHMS[known[_plain(name)]](**options)
+
+
+def _plain(name: str) -> str:
+    """FedLESAM-S, fedlesam_s and fedlesams are one name."""
+    return name.lower().replace("-", "").replace("_", "")
+
+
+def _build_part(slot: str, description: Any) -> Part:
+    if isinstance(description, str):
+        description = {"part": description}
+    known = parts_by_name(slot)
+    name = description.get("part") if isinstance(description, Mapping) else None
+    if name not in known:
+        hint = did_you_mean(str(name), known)
+        raise FlatfedError(f"algorithm.{slot}.part = {name!r}: unknown; {hint}")
+    kind = known[name]
+    options = {key: value for key, value in description.items() if key != "part"}
+    try:
+        return kind(**options)
+    except ValidationError as error:
+        fields = inspect.signature(kind).parameters
+        raise FlatfedError(one_line(error, fields, prefix=f"algorithm.{slot}.{name}")) from None

@@ -1,0 +1,330 @@
+"""What a part is, and how parts make an algorithm.
+
+All algebra is written for `[..., P]`: the last axis is parameters, a leading client axis is optional. The
+same code then runs one client in place or a whole cohort as a matrix. Parts keep nothing on themselves:
+state goes in and comes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from flatfed.core.flat import Layout
+from flatfed.core.state import State, Vector
+
+Carry = dict[str, Tensor]
+
+
+class Oracle(Protocol):
+    """The gradient of one local step's batch, at any point, with the same random draws every time."""
+
+    def __call__(self, point: Tensor) -> Tensor: ...
+
+    def shifted(
+        self, point: Tensor, shift: Callable[..., Tensor], parameters: tuple[Tensor, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Gradients for the point and for the parameters of a map applied to the batch's inputs."""
+        ...
+
+
+@dataclass(frozen=True)
+class ClientContext:
+    """What a part may know during a client's round."""
+
+    round: int
+    received: State
+    """The broadcast: "model" (where local training starts) and the vectors that parts asked for."""
+    client: State
+    rates: Sequence[float]
+    """The step sizes η_0 … η_{K−1} of this round."""
+    layout: Layout
+    input_shape: tuple[int, ...]
+    full_gradient: Callable[[], Tensor]
+    """The gradient over all of the client's data at the received model, without weight decay."""
+
+    @property
+    def origin(self) -> Tensor:
+        return self.received["model"]
+
+    @property
+    def total_rate(self) -> float:
+        """Σ η_k, which turns a displacement into a mean gradient."""
+        return sum(self.rates)
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """What a part may know about the participants when their uploads are merged."""
+
+    round: int
+    fraction: float
+    """The participants' share of the population's weight: S/N when all clients weigh the same."""
+    total_rate: float
+    """The mean of the participants' Σ η_k."""
+
+
+class Finish(NamedTuple):
+    """What a client keeps and what it sends, by name."""
+
+    client: dict[str, Tensor] = {}
+    upload: dict[str, Tensor] = {}
+
+
+class Part:
+    """One ingredient. Everything has a neutral default, so a part overrides only what it is about."""
+
+    slot: ClassVar[str]
+    reads_displacement: ClassVar[bool] = False
+    """Whether it takes the mean displacement, divided by the step sizes, for a mean direction."""
+
+    @property
+    def server_vectors(self) -> tuple[Vector, ...]:
+        return ()
+
+    @property
+    def client_vectors(self) -> tuple[Vector, ...]:
+        return ()
+
+    @property
+    def receives(self) -> tuple[str, ...]:
+        """The server vectors that must travel down with the model."""
+        return ()
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The server vectors of other parts that it reads on the server."""
+        return ()
+
+    @property
+    def uploads(self) -> tuple[str, ...]:
+        """The vectors that travel up with the displacement."""
+        return ()
+
+    @property
+    def alters_displacement(self) -> bool:
+        """Whether its `finish` replaces the uploaded displacement."""
+        return False
+
+    @property
+    def full_gradients(self) -> int:
+        """Passes over all of a client's data in each round."""
+        return 0
+
+    def begin(self, context: ClientContext) -> Carry:
+        """What the part remembers from step to step inside one round."""
+        return {}
+
+    def finish(self, context: ClientContext, carry: Carry, moved: Tensor) -> Finish:
+        return Finish()
+
+    def merge(self, server: State, mean: State, cohort: Cohort) -> dict[str, Tensor]:
+        """The part's server vectors after the round, from the mean uploads."""
+        return {}
+
+
+class Start(Part):
+    """Where does local training begin? Here: at the global model."""
+
+    slot = "start"
+
+    def start(self, server: State) -> Tensor:
+        """The point that is broadcast; computed on the server, so a look-ahead costs no traffic."""
+        return server["model"]
+
+
+class Gradient(Part):
+    """Which gradient drives the step? Here: the one at the local model."""
+
+    slot = "gradient"
+    needs_float_inputs: ClassVar[bool] = False
+
+    @property
+    def evaluations(self) -> int:
+        """Forward and backward passes in each local step."""
+        return 1
+
+    def gradient(
+        self, point: Tensor, oracle: Oracle, context: ClientContext, carry: Carry
+    ) -> tuple[Tensor, Carry]:
+        return oracle(point), carry
+
+
+class Correction(Part):
+    """Which direction is taken? Corrections form a pipeline; here: the gradient's own."""
+
+    slot = "correct"
+    decays_gradient: ClassVar[bool] = False
+    """Whether weight decay belongs to the gradient that this part accumulates."""
+
+    def direction(
+        self, direction: Tensor, point: Tensor, context: ClientContext, carry: Carry
+    ) -> tuple[Tensor, Carry]:
+        """The direction after this part; `point` is overwritten after the step, so clone it to keep it."""
+        return direction, carry
+
+    def shift(self, server: State) -> Tensor | None:
+        """What the merged state adds to the new model, beyond the server's rule."""
+        return None
+
+
+class Schedule(Part):
+    """Which local step sizes? Here: constant within a round."""
+
+    slot = "schedule"
+
+    def rates(self, rate: float, steps: int) -> list[float]:
+        return [rate] * steps
+
+
+class Server(Part):
+    """How is the global model updated? Here: by the mean displacement, and whatever corrections add."""
+
+    slot = "server"
+
+    def update(
+        self, server: State, displacement: Tensor, shift: Tensor | None, cohort: Cohort
+    ) -> dict[str, Tensor]:
+        """The new "model" and the rule's own vectors."""
+        return {"model": plus_shift(server["model"] + displacement, shift)}
+
+
+SLOTS: dict[str, type[Part]] = {kind.slot: kind for kind in (Start, Gradient, Correction, Schedule, Server)}
+
+
+def plus_shift(model: Tensor, shift: Tensor | None) -> Tensor:
+    return model if shift is None else model + shift
+
+
+class ImpossibleComposition(ValueError):
+    """Parts that cannot work together, with the reason."""
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A composition of parts; `Algorithm()` is FedAvg."""
+
+    start: Start = Start()
+    gradient: Gradient = Gradient()
+    correct: Correction | tuple[Correction, ...] = ()
+    schedule: Schedule = Schedule()
+    server: Server = Server()
+    name: str = "custom"
+    options: dict[str, Any] = field(default_factory=dict, compare=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.correct, Correction):
+            object.__setattr__(self, "correct", (self.correct,))
+        for slot, kind in SLOTS.items():
+            filling = getattr(self, slot)
+            for part in filling if slot == "correct" else (filling,):
+                if not isinstance(part, kind):
+                    raise ImpossibleComposition(f"{slot}: {part!r} is not a {kind.__name__} part")
+        self._check_composition()
+
+    @property
+    def corrections(self) -> tuple[Correction, ...]:
+        return self.correct if isinstance(self.correct, tuple) else (self.correct,)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return (self.start, self.gradient, *self.corrections, self.schedule, self.server)
+
+    @property
+    def client_parts(self) -> tuple[Gradient | Correction, ...]:
+        """The parts that act during local training."""
+        return (self.gradient, *self.corrections)
+
+    @property
+    def server_vectors(self) -> tuple[Vector, ...]:
+        return tuple(vector for part in self.parts for vector in part.server_vectors)
+
+    @property
+    def client_vectors(self) -> tuple[Vector, ...]:
+        return tuple(vector for part in self.parts for vector in part.client_vectors)
+
+    @property
+    def broadcast(self) -> tuple[str, ...]:
+        """What travels down to each participant, "model" first."""
+        return ("model", *dict.fromkeys(name for part in self.parts for name in part.receives))
+
+    @property
+    def uploads(self) -> tuple[str, ...]:
+        """What travels up from each participant, "displacement" first."""
+        return ("displacement", *(name for part in self.parts for name in part.uploads))
+
+    @property
+    def gradient_evaluations(self) -> int:
+        return self.gradient.evaluations
+
+    @property
+    def full_gradients(self) -> int:
+        """Passes over all local data per round; parts that want the same gradient share one pass."""
+        return max(part.full_gradients for part in self.parts)
+
+    def describe(self) -> dict[str, Any]:
+        """The algorithm as plain data, from which `flatfed.algorithms.build` makes it again."""
+        if self.name != "custom":
+            return {"name": self.name, **self.options}
+        described: dict[str, Any] = {}
+        for slot, kind in SLOTS.items():
+            filling = getattr(self, slot)
+            if slot == "correct":
+                described[slot] = [describe_part(part) for part in filling]
+            elif type(filling) is not kind:
+                described[slot] = describe_part(filling)
+        return described
+
+    def _check_composition(self) -> None:
+        owners: dict[tuple[str, str], Part] = {}
+        for part in self.parts:
+            for kind, names in (
+                ("server vector", [vector.name for vector in part.server_vectors]),
+                ("client vector", [vector.name for vector in part.client_vectors]),
+                ("upload", [*part.uploads, *(["displacement"] if part.alters_displacement else [])]),
+            ):
+                for name in names:
+                    if (kind, name) in owners:
+                        raise ImpossibleComposition(
+                            f"{part_name(part)} and {part_name(owners[kind, name])} both define the {kind} "
+                            f"{name!r}; use one of them"
+                        )
+                    owners[kind, name] = part
+        kept = {vector.name for vector in self.server_vectors}
+        for part in self.parts:
+            for name in [*part.receives, *part.needs]:
+                if name not in kept:
+                    raise ImpossibleComposition(
+                        f"{part_name(part)} needs the server vector {name!r}, which no part keeps; "
+                        f"{_HOW_TO_KEEP.get(name, 'add a part that does')}"
+                    )
+        altering = [part for part in self.parts if part.alters_displacement]
+        reading = [part for part in self.parts if part.reads_displacement]
+        if altering and reading:
+            raise ImpossibleComposition(
+                f"{part_name(altering[0])} changes the uploaded displacement, which {part_name(reading[0])} "
+                "takes for a sum of gradient steps"
+            )
+
+
+_HOW_TO_KEEP = {"momentum": "set server to momentum"}
+
+
+def part_name(part: Part | type[Part]) -> str:
+    """The snake_case name by which a part is called in config files."""
+    kind = part if isinstance(part, type) else type(part)
+    return "".join("_" + c.lower() if c.isupper() else c for c in kind.__name__).lstrip("_")
+
+
+def describe_part(part: Part) -> dict[str, Any]:
+    names: list[str] = [item.name for item in fields(part)] if is_dataclass(part) else []
+    return {"part": part_name(part), **{name: getattr(part, name) for name in names}}
+
+
+def unit(vector: Tensor) -> Tensor:
+    """v / ‖v‖ over the last axis, and 0 where v = 0."""
+    return vector / (torch.linalg.vector_norm(vector, dim=-1, keepdim=True) + 1e-12)

@@ -1,0 +1,55 @@
+"""Errors that name the field, the bad value and the fix, in one line."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import ValidationError
+
+
+class FlatfedError(ValueError):
+    """Something the user can mend; its text is one line that says what and how."""
+
+
+class DivergedError(FlatfedError):
+    """Training left the finite numbers."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A suggestion, or the list of what there is."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"choose from: {', '.join(known)}"
+
+
+def one_line(error: ValidationError, known: Iterable[str] = (), prefix: str = "") -> str:
+    """The first complaint of a validation as `field = value: reason`, and how many more there are."""
+    complaints = error.errors()
+    first = complaints[0]
+    names = [str(item) for item in first["loc"] if not _is_noise(item)]
+    field = ".".join([prefix, *names] if prefix else names)
+    kind = first["type"]
+    if kind in {"extra_forbidden", "unexpected_keyword_argument"}:
+        line = f"{field}: unknown; {did_you_mean(names[-1], known)}"
+    elif kind in {"missing", "missing_argument"}:
+        line = f"{field}: missing; give it a value"
+    elif kind == "value_error":
+        message = first["msg"].removeprefix("Value error, ")
+        line = f"{field}: {message}" if field else message
+    else:
+        message = first["msg"][0].lower() + first["msg"][1:]
+        line = f"{field} = {_shown(first['input'])}: {message}"
+    more = len(complaints) - 1
+    return line + (f" (and {more} more)" if more and kind != "union" else "")
+
+
+def _is_noise(item: Any) -> bool:
+    """Parts of pydantic's location that name a type rather than a field."""
+    return isinstance(item, str) and ("[" in item or item in {"int", "float", "str", "bool", "none"})
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"

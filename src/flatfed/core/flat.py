@@ -1,0 +1,152 @@
+"""A model as one flat vector.
+
+`Layout` says where each trainable parameter sits in the vector. Weights of 2-D convolutions are stored in
+output-height-width-input order, so that a view of the vector is a channels-last weight without a copy.
+`BoundModel` is a module whose parameters are views of whatever vector it was last pointed at.
+
+Parameters with `requires_grad=False` stay as they are: they are neither trained nor sent.
+
+Buffers (the running statistics of BatchNorm) are not part of the vector. Each client starts a round from
+the server's buffers; the server adds the mean of the clients' changes, with the weights it uses for the
+model. Whole-number buffers are rounded after that; a buffer that no client changes stays bit for bit. Only
+the first evaluation of a local step moves them, so a sharpness-aware step counts its batch once, at the
+point where it first looks at it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One parameter's place in the vector."""
+
+    name: str
+    shape: torch.Size
+    start: int
+    size: int
+    channels_last: bool
+
+
+class Layout:
+    """Where every trainable parameter of a module sits in the flat vector."""
+
+    def __init__(self, module: nn.Module) -> None:
+        parameters = [(name, value) for name, value in module.named_parameters() if value.requires_grad]
+        if not parameters:
+            raise ValueError("model: it has no trainable parameters; set requires_grad on some of them")
+        dtypes = {value.dtype for _, value in parameters}
+        if len(dtypes) > 1:
+            raise ValueError(f"model: parameters have several dtypes {sorted(map(str, dtypes))}; use one")
+        entries, start = [], 0
+        for name, value in parameters:
+            entries.append(Entry(name, value.shape, start, value.numel(), value.dim() == 4))
+            start += value.numel()
+        self.entries = tuple(entries)
+        self.sizes = [entry.size for entry in entries]
+        self.size = start
+        self.dtype = dtypes.pop()
+
+    def views(self, vector: Tensor) -> dict[str, Tensor]:
+        """The named parameters as views of a flat vector [P]."""
+        pieces = vector.split(self.sizes)
+        return {entry.name: _unfold(entry, piece) for entry, piece in zip(self.entries, pieces, strict=True)}
+
+    def pack(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The inverse of `views`: tensors in the layout's order become one vector [P]."""
+        pieces = [_fold(entry, tensor) for entry, tensor in zip(self.entries, tensors, strict=True)]
+        return torch.cat(pieces)
+
+    def vector(self, module: nn.Module) -> Tensor:
+        """A copy of a module's trainable parameters as one vector [P]."""
+        parameters = dict(module.named_parameters())
+        return self.pack([parameters[entry.name].detach() for entry in self.entries])
+
+    def weight_entries(self, minimum_dimensions: int = 0) -> Tensor:
+        """[P] booleans: the entries of parameters whose name contains "weight" (ASAM scales these)."""
+        return torch.cat(
+            [
+                torch.full((entry.size,), "weight" in entry.name and len(entry.shape) >= minimum_dimensions)
+                for entry in self.entries
+            ]
+        )
+
+
+def _unfold(entry: Entry, piece: Tensor) -> Tensor:
+    if not entry.channels_last:
+        return piece.view(entry.shape)
+    outputs, inputs, height, width = entry.shape
+    return piece.view(outputs, height, width, inputs).permute(0, 3, 1, 2)
+
+
+def _fold(entry: Entry, tensor: Tensor) -> Tensor:
+    return (tensor.permute(0, 2, 3, 1) if entry.channels_last else tensor).reshape(-1)
+
+
+def load_vector(module: nn.Module, layout: Layout, vector: Tensor) -> None:
+    """Copies a flat vector into a module's own parameters."""
+    parameters = dict(module.named_parameters())
+    with torch.no_grad():
+        for name, view in layout.views(vector).items():
+            parameters[name].copy_(view)
+
+
+def buffers_of(module: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in module.named_buffers()}
+
+
+def load_buffers(module: nn.Module, buffers: Mapping[str, Tensor]) -> None:
+    own = dict(module.named_buffers())
+    with torch.no_grad():
+        for name, value in buffers.items():
+            own[name].copy_(value)
+
+
+def buffer_change(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What a client's training did to its buffers; exactly zero where nothing changed, infinities too."""
+    return {
+        name: torch.where(after[name] == value, 0, after[name] - value).to(torch.float64)
+        for name, value in before.items()
+        if value.dtype != torch.bool
+    }
+
+
+def apply_buffer_change(buffers: Mapping[str, Tensor], mean: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The server's buffers after a round; booleans never change."""
+    changed = dict(buffers)
+    for name, change in mean.items():
+        value = buffers[name]
+        moved = change if value.is_floating_point() else change.round()
+        changed[name] = torch.where(change == 0, value, (value + moved).to(value.dtype))
+    return changed
+
+
+class BoundModel:
+    """A private copy of a module whose parameters are views of the vector it was last bound to."""
+
+    def __init__(self, module: nn.Module, layout: Layout, device: torch.device) -> None:
+        self.module = copy.deepcopy(module).to(device)
+        self.layout = layout
+        names = {entry.name for entry in layout.entries}
+        self.parameters = [value for name, value in self.module.named_parameters() if name in names]
+        self.buffers = dict(self.module.named_buffers())
+        self._address: int | None = None
+
+    def bind(self, vector: Tensor) -> None:
+        """Makes the parameters views of `vector` [P]; free when they already are.
+
+        The parameters keep the vector's memory alive, so its address cannot be handed out again meanwhile.
+        """
+        if vector.data_ptr() == self._address:
+            return
+        for parameter, view in zip(self.parameters, self.layout.views(vector).values(), strict=True):
+            parameter.data = view
+        self._address = vector.data_ptr()

@@ -1,0 +1,127 @@
+"""Random streams that depend on what they are for, never on the order of work.
+
+Every draw comes from a stream named by (seed, purpose, coordinates…), for instance
+(seed, "batches", round, client). Two algorithms under one seed therefore see the same clients and the
+same batches, and a run gives the same bits with one worker or many, left alone or resumed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+aten = torch.ops.aten
+
+
+def key(seed: int, purpose: str, *coordinates: int) -> int:
+    """A 63-bit number that names one stream; the same on every platform and in every version."""
+    name = "/".join([str(seed), purpose, *map(str, coordinates)])
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def torch_generator(seed: int, purpose: str, *coordinates: int) -> torch.Generator:
+    return torch.Generator().manual_seed(key(seed, purpose, *coordinates))
+
+
+def numpy_generator(seed: int, purpose: str, *coordinates: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=key(seed, purpose, *coordinates)))
+
+
+def _fused_dropout(
+    generator: torch.Generator, inputs: Tensor, probability: float, train: bool | None
+) -> tuple[Tensor, Tensor]:
+    if train is False:
+        return inputs, torch.ones_like(inputs, dtype=torch.bool)
+    kept = torch.empty_like(inputs, dtype=torch.bool).bernoulli_(1 - probability, generator=generator)
+    return inputs * kept / max(1 - probability, torch.finfo(inputs.dtype).tiny), kept
+
+
+# Random operations whose schema has no generator, rewritten so that they take one.
+_REWRITTEN: dict[Any, Callable[..., Any]] = {
+    aten.rand.default: lambda generator, size, **options: torch.rand(size, generator=generator, **options),
+    aten.randn.default: lambda generator, size, **options: torch.randn(size, generator=generator, **options),
+    aten.randint.default: lambda generator, high, size, **options: torch.randint(
+        high, size, generator=generator, **options
+    ),
+    aten.randint.low: lambda generator, low, high, size, **options: torch.randint(
+        low, high, size, generator=generator, **options
+    ),
+    aten.randperm.default: lambda generator, n, **options: torch.randperm(n, generator=generator, **options),
+    aten.rand_like.default: lambda generator, like, **options: torch.empty_like(like, **options).uniform_(
+        generator=generator
+    ),
+    aten.randn_like.default: lambda generator, like, **options: torch.empty_like(like, **options).normal_(
+        generator=generator
+    ),
+    aten.randint_like.default: lambda generator, like, high, **options: torch.empty_like(
+        like, **options
+    ).random_(0, high, generator=generator),
+    aten.native_dropout.default: _fused_dropout,
+}
+
+
+def _is_random(operation: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in operation.tags
+
+
+class _RouteRandomness(TorchDispatchMode):
+    """Sends the random operations of this thread to one generator.
+
+    torch's default generator is one per process, so dropout would otherwise depend on which thread comes
+    first; a dispatch mode is local to its thread.
+    """
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        self.generator = generator
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not _is_random(func):
+            return func(*args, **kwargs)
+        if func in _REWRITTEN:
+            return _REWRITTEN[func](self.generator, *args, **kwargs)
+        names = [argument.name for argument in func._schema.arguments]
+        if "generator" not in names:
+            raise RuntimeError(
+                f"the model calls the random operation {func}, which cannot be tied to a client's random "
+                "stream; use nn.Dropout, torch.bernoulli, uniform_ or normal_ instead"
+            )
+        position = names.index("generator")
+        if kwargs.get("generator") is None and (len(args) <= position or args[position] is None):
+            args = args[:position]
+            kwargs = {**kwargs, "generator": self.generator}
+        return func(*args, **kwargs)
+
+
+class _NoticeRandomness(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.seen = self.seen or _is_random(func)
+        return func(*args, **(kwargs or {}))
+
+
+def routed(generator: torch.Generator | None) -> AbstractContextManager[Any]:
+    """Inside, every random operation of torch on this thread draws from `generator` (None: no change)."""
+    return nullcontext() if generator is None else _RouteRandomness(generator)
+
+
+def draws_random_numbers(call: Callable[[], object]) -> bool:
+    """Whether a call executes a random operation; torch's global stream is left as it was."""
+    with torch.random.fork_rng(devices=[]), _NoticeRandomness() as notice:
+        call()
+    return bool(notice.seen)

@@ -1,0 +1,96 @@
+"""The only training loop in the program.
+
+`client_round` runs one client (vectors [P]) or a chunk of clients (matrices [C, P]); engines call it and
+provide the gradients. `server_round` merges the mean uploads into the server's state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flatfed.core.algorithm import Algorithm, ClientContext, Cohort, Oracle
+from flatfed.core.state import State
+
+
+@dataclass(frozen=True)
+class StepRule:
+    """What happens to the direction of every local step besides the algorithm's own parts.
+
+    The gradient is clipped (`clip_stage="loss"`), corrected, perhaps clipped then ("total"), and decayed at
+    the unperturbed local model. A part that accumulates gradients over steps takes the decayed one.
+    """
+
+    weight_decay: float = 0.0
+    clip: float | None = None
+    clip_stage: Literal["loss", "total"] = "loss"
+
+
+class ClientResult(NamedTuple):
+    """A client's (or a chunk's) new vectors and its uploads, "displacement" among them."""
+
+    client: dict[str, Tensor]
+    upload: dict[str, Tensor]
+
+
+def clipped(gradient: Tensor, limit: float) -> Tensor:
+    """Scaled down to a norm of `limit` over the last axis where it is longer."""
+    norm = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
+    return gradient * (limit / norm).clamp(max=1.0)
+
+
+@torch.no_grad()
+def client_round(
+    algorithm: Algorithm, context: ClientContext, oracles: Iterable[Oracle], rule: StepRule, point: Tensor
+) -> ClientResult:
+    """K local steps; `point` [..., P] is working memory that already holds the received model."""
+    gradient_rule, corrections = algorithm.gradient, algorithm.corrections
+    carry = gradient_rule.begin(context)
+    carries = [correction.begin(context) for correction in corrections]
+    decay_first = any(correction.decays_gradient for correction in corrections)
+
+    for rate, oracle in zip(context.rates, oracles, strict=True):
+        direction, carry = gradient_rule.gradient(point, oracle, context, carry)
+        if rule.clip is not None and rule.clip_stage == "loss":
+            direction = clipped(direction, rule.clip)
+        if rule.weight_decay and decay_first:
+            direction = direction.add(point, alpha=rule.weight_decay)
+        for index, correction in enumerate(corrections):
+            direction, carries[index] = correction.direction(direction, point, context, carries[index])
+        if rule.clip is not None and rule.clip_stage == "total":
+            direction = clipped(direction, rule.clip)
+        if rule.weight_decay and not decay_first:
+            direction = direction.add(point, alpha=rule.weight_decay)
+        point.sub_(direction, alpha=rate)
+
+    moved = point - context.origin
+    client: dict[str, Tensor] = {}
+    upload = {"displacement": moved}
+    for part, remembered in zip(algorithm.client_parts, (carry, *carries), strict=True):
+        finish = part.finish(context, remembered, moved)
+        client |= finish.client
+        upload |= finish.upload
+    return ClientResult(client, upload)
+
+
+@torch.no_grad()
+def server_round(algorithm: Algorithm, server: State, mean: State, cohort: Cohort) -> dict[str, Tensor]:
+    """The server's state after a round, from its state before and the participants' mean uploads."""
+    merged = dict(server)
+    for part in algorithm.parts:
+        merged |= part.merge(server, mean, cohort)
+    shifts = [shift for part in algorithm.corrections if (shift := part.shift(merged)) is not None]
+    total_shift = torch.stack(shifts).sum(0) if shifts else None
+    return merged | algorithm.server.update(server, mean["displacement"], total_shift, cohort)
+
+
+def broadcast(algorithm: Algorithm, server: State) -> dict[str, Tensor]:
+    """What the server sends to every participant: where to start, and the vectors that parts asked for."""
+    return {
+        name: algorithm.start.start(server) if name == "model" else server[name]
+        for name in algorithm.broadcast
+    }

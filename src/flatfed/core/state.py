@@ -1,0 +1,174 @@
+"""Named vectors: what a server and a client remember between rounds.
+
+A part declares its vectors with `Vector`; the engine keeps them. Server state is a handful of vectors.
+Client state exists only for clients that have taken part; `ClientStore` keeps it in memory up to a budget
+and in a memory-mapped file beyond, so memory never depends on the size of the population.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+State = Mapping[str, Tensor]
+Size = Literal["model", "inputs", "inputs_squared", "channels"]
+
+
+@dataclass(frozen=True)
+class Vector:
+    """A named vector that a part keeps on the server or on every client.
+
+    `initial` is its value before the first use; "model" means the model at that moment: on the server the
+    first model, on a client the model it receives the first time it takes part.
+    """
+
+    name: str
+    size: Size = "model"
+    initial: float | Literal["model"] = 0.0
+
+
+@dataclass(frozen=True)
+class Dimensions:
+    """The lengths that a declared size stands for."""
+
+    parameters: int
+    input_shape: tuple[int, ...]
+
+    def length(self, size: Size) -> int:
+        inputs = int(np.prod(self.input_shape))
+        lengths = {
+            "model": self.parameters,
+            "inputs": inputs,
+            "inputs_squared": inputs**2,
+            "channels": self.input_shape[0] if self.input_shape else 1,
+        }
+        return lengths[size]
+
+
+def initial_state(vectors: Iterable[Vector], dimensions: Dimensions, model: Tensor) -> dict[str, Tensor]:
+    return {
+        vector.name: model.clone()
+        if vector.initial == "model"
+        else model.new_full((dimensions.length(vector.size),), vector.initial)
+        for vector in vectors
+    }
+
+
+class ClientStore:
+    """One row of numbers for each client that has taken part.
+
+    A round's new rows are staged beside the old ones and become visible together in `commit`, so that an
+    interrupted round leaves no trace. Rows fill memory up to `memory_bytes`, then a memory-mapped scratch
+    file in `folder` (default: the system's temporary folder) that is removed with the store.
+    """
+
+    def __init__(
+        self,
+        vectors: Iterable[Vector],
+        dimensions: Dimensions,
+        dtype: torch.dtype,
+        memory_bytes: int,
+        folder: Path | None = None,
+    ) -> None:
+        self.vectors = tuple(vectors)
+        self.lengths = [dimensions.length(vector.size) for vector in self.vectors]
+        self.row_length = sum(self.lengths)
+        self.dtype = dtype
+        row_bytes = max(1, self.row_length * torch.empty((), dtype=dtype).element_size())
+        self._memory_slots = memory_bytes // row_bytes
+        self._memory: dict[int, Tensor] = {}
+        self._file: tempfile._TemporaryFileWrapper[bytes] | None = None
+        self._folder = folder
+        self._mapped: Tensor | None = None
+        self._slot: dict[int, int] = {}
+        self._staged: dict[int, int] = {}
+        self._free: list[int] = []
+        self._slots = 0
+        self._lock = threading.Lock()
+        self.changed: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._slot)
+
+    def clients(self) -> list[int]:
+        return sorted(self._slot)
+
+    def row(self, client: int) -> Tensor | None:
+        """The committed row [R] of a client, or None if it has never taken part."""
+        with self._lock:
+            slot = self._slot.get(client)
+            if slot is None:
+                return None
+            row = self._memory.get(slot)
+            # A copy: the mapping may be replaced by a larger one while the row is in use.
+            return row if row is not None else self._mapping()[slot - self._memory_slots].clone()
+
+    def read(self, client: int, received: Tensor) -> dict[str, Tensor]:
+        """A client's vectors; on its first round their initial values, given the model it receives."""
+        row = self.row(client)
+        if row is not None:
+            pieces = row.to(received.device).split(self.lengths)
+            return {vector.name: piece for vector, piece in zip(self.vectors, pieces, strict=True)}
+        return {
+            vector.name: received
+            if vector.initial == "model"
+            else received.new_full((length,), vector.initial)
+            for vector, length in zip(self.vectors, self.lengths, strict=True)
+        }
+
+    def stage(self, client: int, state: State) -> None:
+        """Keeps a client's new vectors until `commit`."""
+        if self.vectors:
+            self.stage_row(client, torch.cat([state[vector.name] for vector in self.vectors]).cpu())
+
+    def stage_row(self, client: int, row: Tensor) -> None:
+        with self._lock:
+            if self._free:
+                slot = self._free.pop()
+            else:
+                slot, self._slots = self._slots, self._slots + 1
+            if slot < self._memory_slots:
+                self._memory[slot] = row
+            else:
+                self._mapping()[slot - self._memory_slots] = row
+            self._staged[client] = slot
+
+    def commit(self) -> None:
+        with self._lock:
+            self._free += [self._slot[client] for client in self._staged if client in self._slot]
+            self._slot.update(self._staged)
+            self.changed.update(self._staged)
+            self._staged = {}
+
+    def discard(self) -> None:
+        with self._lock:
+            self._free += self._staged.values()
+            self._staged = {}
+
+    def _mapping(self) -> Tensor:
+        """The rows beyond the memory budget, [slots, R], mapped from a sparse file that doubles."""
+        needed = self._slots - self._memory_slots
+        if self._mapped is None or len(self._mapped) < needed:
+            if self._file is None:
+                self._file = tempfile.NamedTemporaryFile(prefix="flatfed-clients-", dir=self._folder)  # noqa: SIM115
+            rows = max(64, 2 * needed)
+            row_bytes = self.row_length * torch.empty((), dtype=self.dtype).element_size()
+            self._file.truncate(rows * row_bytes)
+            self._mapped = torch.from_file(
+                self._file.name, shared=True, size=rows * self.row_length, dtype=self.dtype
+            ).view(rows, self.row_length)
+        return self._mapped
+
+    def close(self) -> None:
+        self._mapped = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None

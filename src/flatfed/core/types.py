@@ -1,0 +1,17 @@
+"""Numbers with a range, checked wherever a user can write one."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+Real = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
+"""Between 0 and 1, both included."""
+Decay = Annotated[float, Field(strict=True, ge=0, lt=1, allow_inf_nan=False)]
+"""A momentum's decay: 1 would never forget."""
+PositiveShare = Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)]
+Count = Annotated[int, Field(strict=True, ge=1)]

@@ -1,0 +1,8 @@
+"""Data sets, one per file, each loaded as a `TrainTest`."""
+
+from __future__ import annotations
+
+from flatfed.data.datasets.base import TrainTest
+from flatfed.data.datasets.digits import load_digits_tensors
+
+__all__ = ["TrainTest", "load_digits_tensors"]

@@ -1,0 +1,125 @@
+"""Gradients of a local step, at any point: of one module in place, or of many clients as a matrix.
+
+An oracle keeps the loss of its first evaluation. All evaluations of a step use the same batch and the same
+random draws, and only the first moves buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from flatfed.core.flat import BoundModel, Layout, Loss, buffers_of, load_buffers
+from flatfed.core.random import routed
+from flatfed.data.federation import Samples
+
+Shift = Callable[..., Tensor]
+
+
+class ModuleOracle:
+    """One client's batch, evaluated by a module whose parameters are bound to the point."""
+
+    def __init__(
+        self,
+        bound: BoundModel,
+        loss: Loss,
+        batch: Samples,
+        random_key: int | None,
+        moves_buffers: bool = True,
+    ) -> None:
+        self.bound, self.loss_function = bound, loss
+        self.inputs, self.targets = batch
+        self.random_key, self.moves_buffers = random_key, moves_buffers
+        self.loss: Tensor | None = None
+
+    def __call__(self, point: Tensor) -> Tensor:
+        return self._gradients(point, self.inputs, ())[0]
+
+    def shifted(
+        self, point: Tensor, shift: Shift, parameters: tuple[Tensor, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        leaves = tuple(parameter.detach().requires_grad_() for parameter in parameters)
+        with torch.enable_grad():
+            inputs = shift(self.inputs, *leaves)
+        return self._gradients(point, inputs, leaves)
+
+    def _gradients(
+        self, point: Tensor, inputs: Tensor, more: tuple[Tensor, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        bound = self.bound
+        bound.bind(point)
+        first = self.loss is None
+        moves = (first and self.moves_buffers) or not bound.buffers
+        kept = None if moves else buffers_of(bound.module)
+        with torch.enable_grad(), routed(self._generator()):
+            loss = self.loss_function(bound.module(inputs), self.targets)
+            gradients = torch.autograd.grad(
+                loss, [*bound.parameters, *more], allow_unused=True, materialize_grads=True
+            )
+        if kept is not None:
+            load_buffers(bound.module, kept)
+        if first:
+            self.loss = loss.detach()
+        own = len(bound.parameters)
+        return bound.layout.pack(gradients[:own]), gradients[own:]
+
+    def _generator(self) -> torch.Generator | None:
+        if self.random_key is None:
+            return None
+        return torch.Generator(self.inputs.device).manual_seed(self.random_key)
+
+
+class MatrixGradients:
+    """The gradients of a chunk of clients at once: point [C, P], inputs [C, B, …] → [C, P] and losses [C]."""
+
+    def __init__(self, module: nn.Module, layout: Layout, loss: Loss) -> None:
+        trained = {entry.name for entry in layout.entries}
+        constants: Mapping[str, Tensor] = {
+            name: value.detach()
+            for name, value in [*module.named_parameters(), *module.named_buffers()]
+            if name not in trained
+        }
+
+        def loss_of(point: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+            outputs = functional_call(module, {**layout.views(point), **constants}, (inputs,))
+            return loss(outputs, targets)
+
+        self._loss_of = loss_of
+        self.plain = vmap(grad_and_value(loss_of))
+
+    def shifted(
+        self, shift: Shift
+    ) -> Callable[
+        [Tensor, tuple[Tensor, ...], Tensor, Tensor], tuple[tuple[Tensor, tuple[Tensor, ...]], Tensor]
+    ]:
+        def loss_of(point: Tensor, parameters: tuple[Tensor, ...], inputs: Tensor, targets: Tensor) -> Tensor:
+            return self._loss_of(point, shift(inputs, *parameters), targets)
+
+        return vmap(grad_and_value(loss_of, argnums=(0, 1)))
+
+
+class MatrixOracle:
+    """The batches of a chunk of clients, inputs [C, B, …]."""
+
+    def __init__(self, gradients: MatrixGradients, inputs: Tensor, targets: Tensor) -> None:
+        self.gradients, self.inputs, self.targets = gradients, inputs, targets
+        self.loss: Tensor | None = None
+
+    def __call__(self, point: Tensor) -> Tensor:
+        gradient, loss = self.gradients.plain(point, self.inputs, self.targets)
+        self._keep(loss)
+        return gradient
+
+    def shifted(
+        self, point: Tensor, shift: Shift, parameters: tuple[Tensor, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        slopes, loss = self.gradients.shifted(shift)(point, parameters, self.inputs, self.targets)
+        self._keep(loss)
+        return slopes
+
+    def _keep(self, loss: Tensor) -> None:
+        if self.loss is None:
+            self.loss = loss

@@ -1,0 +1,305 @@
+"""Training from start to end: rounds, evaluation, history, checkpoints."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Unpack
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flatfed.core.algorithm import Algorithm, Cohort
+from flatfed.core.errors import DivergedError, FlatfedError
+from flatfed.core.flat import Loss, apply_buffer_change, load_buffers, load_vector
+from flatfed.core.rounds import broadcast, server_round
+from flatfed.core.sampling import cohort
+from flatfed.core.settings import Settings, SettingsOptions
+from flatfed.core.state import ClientStore, State, initial_state
+from flatfed.data.federation import Federation, PooledFederation
+from flatfed.engines.local import LocalEngine, Metric, Totals
+from flatfed.experiments.record import Checkpoint, History, RunFolder, save_module
+
+CHECKPOINT_SECONDS = 30.0
+
+
+def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The share of samples whose largest output is the target."""
+    return (outputs.argmax(1) == targets).float().mean()
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a callback sees after a round."""
+
+    round: int
+    """Rounds finished so far."""
+    server: State
+    """The server's vectors; "model" is the flat global model."""
+    record: Mapping[str, Any]
+    """The round's line in the history."""
+    cohort: Sequence[int]
+
+
+Callback = Callable[[Progress], Mapping[str, float] | None]
+"""Called after every round; numbers that it returns go into the history."""
+
+
+@dataclass
+class Run:
+    """A finished training: the global model, what happened, and the final state."""
+
+    model: nn.Module
+    history: History
+    algorithm: Algorithm
+    settings: Settings
+    server: dict[str, Tensor]
+    clients: ClientStore = field(repr=False)
+    path: str = "client"
+    """How clients were trained: as a "matrix" or "client" by client."""
+    path_reason: str = ""
+    per_client: list[dict[str, float]] = field(default_factory=list, repr=False)
+    """Loss and metrics of the final model on each client's data, when asked for."""
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the global model's parameters and buffers as a safetensors file."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_module(self.model, path)
+        return path
+
+
+def train(
+    model: nn.Module,
+    federation: Federation,
+    algorithm: Algorithm,
+    *,
+    loss: Loss = F.cross_entropy,
+    metrics: Mapping[str, Metric] | None = None,
+    callbacks: Sequence[Callback] = (),
+    folder: str | Path | None = None,
+    config: Mapping[str, Any] | None = None,
+    evaluate_clients: bool = False,
+    **options: Unpack[SettingsOptions],
+) -> Run:
+    """Trains a model on a federation's clients and returns the run.
+
+    `model` gives the architecture and the first weights and is left as it is. `loss(outputs, targets)` is
+    the mean over a batch. `metrics` are functions of (outputs, targets) that average over samples; with
+    the default loss there is "accuracy". With a `folder` the run is recorded and checkpointed there, and
+    goes on from the last checkpoint if there is one. `config` is kept in the folder in place of the settings
+    and the algorithm. `evaluate_clients` also evaluates the final model on every client's data. All other
+    keyword arguments are fields of `Settings`.
+    """
+    settings = Settings.checked(**options)
+    settings.cohort_size(len(federation))
+    if settings.weighting == "samples" and federation.total_samples is None:
+        raise FlatfedError(
+            "weighting = 'samples': the federation does not know its clients' sizes; use uniform"
+        )
+    if metrics is None:
+        metrics = {"accuracy": accuracy} if loss is F.cross_entropy else {}
+    if loss is F.cross_entropy:
+        _check_labels(model, federation, settings)
+    engine = LocalEngine(model, federation, algorithm, loss, settings, metrics)
+    try:
+        training = _Training(model, engine, Path(folder) if folder is not None else None, config)
+        return training.run(callbacks, evaluate_clients)
+    finally:
+        engine.close()
+
+
+class _Training:
+    """The state of a training between rounds."""
+
+    def __init__(
+        self, model: nn.Module, engine: LocalEngine, folder: Path | None, config: Mapping[str, Any] | None
+    ) -> None:
+        self.module, self.engine = model, engine
+        self.algorithm, self.settings = engine.algorithm, engine.settings
+        vector = engine.initial_vector
+        self.store = ClientStore(
+            self.algorithm.client_vectors,
+            engine.dimensions,
+            vector.dtype,
+            int(self.settings.client_memory * 2**20),
+        )
+        self.round, self.consistent = 0, True
+        self.buffers: dict[str, Tensor] = engine.initial_buffers
+        self.server = {
+            "model": vector,
+            **initial_state(self.algorithm.server_vectors, engine.dimensions, vector),
+        }
+        self.history: History = []
+        self.folder: RunFolder | None = None
+        if folder is not None:
+            self.folder = RunFolder(folder)
+            asked = config or {
+                "algorithm": self.algorithm.describe(),
+                "training": self.settings.model_dump(),
+            }
+            chosen = {
+                "path": engine.path,
+                "reason": engine.path_reason,
+                "workers": engine.workers,
+                "parameters": engine.layout.size,
+            }
+            self.folder.create(asked, chosen)
+            self._resume(self.folder)
+
+    def _resume(self, folder: RunFolder) -> None:
+        checkpoint = folder.load(self.store)
+        if checkpoint is not None:
+            expected = {name: value.shape for name, value in self.server.items()}
+            found = {name: value.shape for name, value in checkpoint.server.items()}
+            if expected != found:
+                raise FlatfedError(f"{folder.path}: its checkpoint is of another model or algorithm")
+            device = self.engine.device
+            self.round = checkpoint.round
+            self.server = {name: value.to(device) for name, value in checkpoint.server.items()}
+            self.buffers = {name: value.to(device) for name, value in checkpoint.buffers.items()}
+            self.history = folder.read_history(self.round)
+        folder.rewrite_history(self.history)
+
+    def run(self, callbacks: Sequence[Callback], evaluate_clients: bool) -> Run:
+        saved_round, saved_at = self.round, time.monotonic()
+        try:
+            while self.round < self.settings.rounds:
+                self._one_round(callbacks)
+                due = self.round % self.settings.checkpoint_every == 0
+                if due or time.monotonic() - saved_at > CHECKPOINT_SECONDS:
+                    self._checkpoint()
+                    saved_round, saved_at = self.round, time.monotonic()
+        except (KeyboardInterrupt, FlatfedError):
+            # The state is that of the last finished round; a full disk or a kill falls back to the last file.
+            self.store.discard()
+            if self.consistent and self.round > saved_round:
+                self._checkpoint()
+            raise
+        if self.round > saved_round:
+            self._checkpoint()
+        final = copy.deepcopy(self.module)
+        load_vector(final, self.engine.layout, self.server["model"].cpu())
+        load_buffers(final, self.buffers)
+        if self.folder is not None:
+            self.folder.save_model(final)
+        clients = range(len(self.engine.federation)) if evaluate_clients else []
+        return Run(
+            model=final,
+            history=self.history,
+            algorithm=self.algorithm,
+            settings=self.settings,
+            server=self.server,
+            clients=self.store,
+            path=self.engine.path,
+            path_reason=self.engine.path_reason,
+            per_client=self.engine.evaluate_clients(self.server["model"], self.buffers, clients),
+        )
+
+    def _checkpoint(self) -> None:
+        if self.folder is not None:
+            self.folder.save(Checkpoint(self.round, self.server, self.buffers), self.store)
+
+    def _one_round(self, callbacks: Sequence[Callback]) -> None:
+        began = time.perf_counter()
+        clients = cohort(self.settings, len(self.engine.federation), self.round)
+        received = broadcast(self.algorithm, self.server)
+        mean = self.engine.train(received, self.buffers, self.store, self.round, clients)
+        self._check_finite(mean)
+        members = Cohort(
+            round=self.round,
+            fraction=mean.weight / self._population_weight(),
+            total_rate=mean.rate,
+        )
+        server = server_round(self.algorithm, self.server, mean.upload, members)
+        if not bool(torch.isfinite(server["model"]).all()):
+            raise DivergedError(self._advice("the global model is no longer finite"))
+        buffers = apply_buffer_change(self.buffers, mean.buffers)
+        record = self._record(mean, server, buffers, len(clients), time.perf_counter() - began)
+        progress = Progress(self.round + 1, server, record, clients)
+        for callback in callbacks:
+            record.update(callback(progress) or {})
+        # The round becomes visible all at once; an interrupt in between must not be saved.
+        self.consistent = False
+        self.store.commit()
+        self.server, self.buffers, self.round = server, buffers, self.round + 1
+        self.history.append(record)
+        if self.folder is not None:
+            self.folder.append_history(record)
+        self.consistent = True
+
+    def _population_weight(self) -> float:
+        if self.settings.weighting == "samples":
+            return float(self.engine.federation.total_samples or 0)
+        return float(len(self.engine.federation))
+
+    def _record(
+        self, mean: Totals, server: State, buffers: State, clients: int, seconds: float
+    ) -> dict[str, Any]:
+        engine, settings, finished = self.engine, self.settings, self.round + 1
+        vector_bytes = engine.layout.size * engine.initial_vector.element_size()
+        buffer_bytes = sum(value.numel() * value.element_size() for value in buffers.values())
+        record: dict[str, Any] = {
+            "round": finished,
+            "train_loss": mean.loss,
+            "participants": clients,
+            "lr": settings.rate(self.round),
+            "update_norm": float(torch.linalg.vector_norm(mean.upload["displacement"])),
+            "bytes_down": clients * (len(self.algorithm.broadcast) * vector_bytes + buffer_bytes),
+            "bytes_up": clients * (len(self.algorithm.uploads) * vector_bytes + buffer_bytes),
+            "gradient_evaluations": mean.evaluations,
+            "seconds": seconds,
+        }
+        test = engine.federation.test
+        due = finished % settings.evaluate_every == 0 or finished == settings.rounds
+        if test is not None and due:
+            model = server["model"]
+            if settings.evaluate == "active_mean":
+                model = self.server["model"] + mean.upload["displacement"]
+            found = engine.evaluate(model, buffers, test)
+            record |= {f"test_{name}": value for name, value in found.items()}
+        return record
+
+    def _check_finite(self, mean: Totals) -> None:
+        if not math.isfinite(mean.loss):
+            raise DivergedError(self._advice(f"the training loss is {mean.loss}"))
+        for name, value in mean.upload.items():
+            if not bool(torch.isfinite(value).all()):
+                raise DivergedError(self._advice(f"the mean upload {name!r} is not finite"))
+
+    def _advice(self, what: str) -> str:
+        kept = f"; the state after round {self.round} is kept in {self.folder.path}" if self.folder else ""
+        return (
+            f"round {self.round + 1}: {what}; lower lr (now {self.settings.lr:g}) or set clip (now "
+            f"{self.settings.clip}){kept}"
+        )
+
+
+def _check_labels(model: nn.Module, federation: Federation, settings: Settings) -> None:
+    """Cross-entropy needs whole labels below the number of outputs; torch would stop in mid-training."""
+    if not isinstance(federation, PooledFederation) or federation.targets.is_floating_point():
+        return
+    clone = copy.deepcopy(model).eval()
+    try:
+        with torch.no_grad():
+            outputs = clone(federation.inputs[:1])
+    except (RuntimeError, ValueError, TypeError, IndexError):
+        return  # The engine's own first try says what is wrong with more to go by.
+    if outputs.dim() < 2:
+        return
+    classes = outputs.shape[1]
+    everything = [("client", federation.targets)] + (
+        [("test", federation.test[1])] if federation.test else []
+    )
+    for name, targets in everything:
+        bad = targets[(targets < 0) | (targets >= classes)]
+        if len(bad):
+            raise FlatfedError(
+                f"targets: the {name} data have the label {int(bad[0])}, but the model has {classes} outputs "
+                f"(labels 0 … {classes - 1}); mend the labels or the model"
+            )

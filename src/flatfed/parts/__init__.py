@@ -1,0 +1,45 @@
+"""The ingredients of algorithms, by slot."""
+
+from flatfed.parts.correct import (
+    ControlVariate,
+    DynamicRegulariser,
+    FullGradientMomentum,
+    GlobalMomentum,
+    HybridProximal,
+    LocalNesterov,
+    MomentumControlVariate,
+    Proximal,
+)
+from flatfed.parts.perturb import (
+    AdaptiveSharpnessAware,
+    AlongMomentum,
+    ConsensusPerturbation,
+    LastModel,
+    SharpnessAware,
+    ShiftedInputs,
+)
+from flatfed.parts.schedule import LinearDecay
+from flatfed.parts.server import Adam, Average, Momentum
+from flatfed.parts.start import LookAhead
+
+__all__ = [
+    "Adam",
+    "AdaptiveSharpnessAware",
+    "AlongMomentum",
+    "Average",
+    "ConsensusPerturbation",
+    "ControlVariate",
+    "DynamicRegulariser",
+    "FullGradientMomentum",
+    "GlobalMomentum",
+    "HybridProximal",
+    "LastModel",
+    "LinearDecay",
+    "LocalNesterov",
+    "LookAhead",
+    "Momentum",
+    "MomentumControlVariate",
+    "Proximal",
+    "SharpnessAware",
+    "ShiftedInputs",
+]

@@ -1,0 +1,278 @@
+"""Which direction is taken: drift corrections, momentum and proximal terms."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from flatfed.core.algorithm import Carry, ClientContext, Cohort, Correction, Finish
+from flatfed.core.state import State, Vector
+from flatfed.core.types import Decay, NonNegative, Real, Share
+
+
+@dataclass(frozen=True)
+class Proximal(Correction):
+    """d + μ (y − x): a pull towards the point where the round began."""
+
+    weight: NonNegative
+
+    def direction(
+        self, direction: Tensor, point: Tensor, context: ClientContext, carry: Carry
+    ) -> tuple[Tensor, Carry]:
+        return direction + self.weight * (point - context.origin), carry
+
+
+@dataclass(frozen=True)
+class HybridProximal(Correction):
+    """d + λ (y − x) + μ y: a pull towards the received model and one towards zero."""
+
+    weight: NonNegative
+    decay: NonNegative
+
+    def direction(
+        self, direction: Tensor, point: Tensor, context: ClientContext, carry: Carry
+    ) -> tuple[Tensor, Carry]:
+        pull = (self.weight + self.decay) * point - self.weight * context.origin
+        return direction + pull, carry
+
+
+@dataclass(frozen=True)
+class _Controlled(Correction):
+    """d − c_i + c, where c_i stands for the client's own gradient and c for everyone's.
+
+    Option I takes for c_i the client's full gradient at the received model. Option II recovers the mean of
+    the gradients it used, weighted by their step sizes, from how far it moved.
+    """
+
+    option: Literal["I", "II"] = "II"
+    weight: NonNegative = 1.0
+
+    @property
+    def server_vectors(self) -> tuple[Vector, ...]:
+        return (Vector("control"),)
+
+    @property
+    def client_vectors(self) -> tuple[Vector, ...]:
+        return (Vector("control"),)
+
+    @property
+    def receives(self) -> tuple[str, ...]:
+        return ("control",)
+
+    @property
+    def uploads(self) -> tuple[str, ...]:
+        return ("control_change",)
+
+    @property
+    def full_gradients(self) -> int:
+        return 1 if self.option == "I" else 0
+
+    def begin(self, context: ClientContext) -> Carry:
+        return {"correction": self.weight * (context.received["control"] - context.client["control"])}
+
+    def direction(
+        self, direction: Tensor, point: Tensor, context: ClientContext, carry: Carry
+    ) -> tuple[Tensor, Carry]:
+        return direction + carry["correction"], carry
+
+    def new_control(self, context: ClientContext, carry: Carry, moved: Tensor) -> Tensor:
+        if self.option == "I":
+            return context.full_gradient()
+        # The mean direction −Δ/Σ η_k was the mean gradient plus the correction.
+        return -moved / context.total_rate - carry["correction"]
+
+
+@dataclass(frozen=True)
+class ControlVariate(_Controlled):
+    """SCAFFOLD's control variate: c stays the mean of all clients' c_i."""
+
+    def finish(self, context: ClientContext, carry: Carry, moved: Tensor) -> Finish:
+        control = self.new_control(context, carry, moved)
+        change = control - context.client["control"]
+        return Finish(client={"control": control}, upload={"control_change": change})
+
+    def merge(self, server: State, mean: State, cohort: Cohort) -> dict[str, Tensor]:
+        return {"control": server["control"] + cohort.fraction * mean["control_change"]}
+
+
+@dataclass(frozen=True)
+class MomentumControlVariate(_Controlled):
+    """FedMoSWA's control variate: c is a running mean of the participants' c_i at rate γ.
+
+    `warm_start` uses rate 1 in the first round, as the authors' code does.
+    """
+
+    rate: Share = 0.2
+    warm_start: bool = False
+
+    def finish(self, context: ClientContext, carry: Carry, moved: Tensor) -> Finish:
+        control = self.new_control(context, carry, moved)
+        change = control - context.received["control"]
+        return Finish(client={"control": control}, upload={"control_change": change})
+
+    def merge(self, server: State, mean: State, cohort: Cohort) -> dict[str, Tensor]:
+        rate = 1.0 if self.warm_start and cohort.round == 0 else self.rate
+        return {"control": server["control"] + rate * mean["control_change"]}
+
+
+@dataclass(frozen=True)
+class DynamicRegulariser(Correction):
+    """d + α (y − x + h_i) with h_i ← h_i + Δ_i (FedDyn), in the units of the model.
+
+    `aggregate="server"`: the server keeps h, the mean of all clients' h_i, and adds it to the new model.
+    `aggregate="participants"`: each participant uploads Δ_i + h_i instead, and no h is kept (FedSpeed).
+    """
+
+    weight: NonNegative
+    aggregate: Literal["server", "participants"] = "server"
+
+    @property
+    def server_vectors(self) -> tuple[Vector, ...]:
+        return (Vector("dual"),) if self.aggregate == "server" else ()
+
+    @property
+    def client_vectors(self) -> tuple[Vector, ...]:
+        return (Vector("dual"),)
+
+    @property
+    def alters_displacement(self) -> bool:
+        return self.aggregate == "participants"
+
+    def begin(self, context: ClientContext) -> Carry:
+        return {"pull": self.weight * (context.client["dual"] - context.origin)}
+
+    def direction(
+        self, direction: Tensor, point: Tensor, context: ClientContext, carry: Carry
+    ) -> tuple[Tensor, Carry]:
+        return direction + self.weight * point + carry["pull"], carry
+
+    def finish(self, context: ClientContext, carry: Carry, moved: Tensor) -> Finish:
+        dual = context.client["dual"] + moved
+        return Finish(
+            client={"dual": dual}, upload={"displacement": moved + dual} if self.alters_displacement else {}
+        )
+
+    def merge(self, server: State, mean: State, cohort: Cohort) -> dict[str, Tensor]:
+        if self.aggregate == "participants":
+            return {}
+        return {"dual": server["dual"] + cohort.fraction * mean["displacement"]}
+
+    def shift(self, server: State) -> Tensor | None:
+        return server["dual"] if self.aggregate == "server" else None
+
+
+@dataclass(frozen=True)
+class GlobalMomentum(Correction):
+    """d ← a d + b m, where the server measures m from how far the participants moved.
+
+    m ← memory · m − gain · Δ̄ / Σ η_k, in the units of a gradient. With unequal step counts Σ η_k is the
+    participants' mean.
+    """
+
+    gradient_weight: Real
+    momentum_weight: Real
+    memory: NonNegative = 0.0
+    gain: NonNegative = 1.0
+
+    reads_displacement = True
+
+    @property
+    def server_vectors(self) -> tuple[Vector, ...]:
+        return (Vector("momentum_gradient"),)
+
+    @property
+    def receives(self) -> tuple[str, ...]:
+        return ("momentum_gradient",)
+
+    def begin(self, context: ClientContext) -> Carry:
+        return {"pull": self.momentum_weight * context.received["momentum_gradient"]}
+
+    def direction(
+        self, direction: Tensor, point: Tensor, context: ClientContext, carry: Carry
+    ) -> tuple[Tensor, Carry]:
+        return self.gradient_weight * direction + carry["pull"], carry
+
+    def merge(self, server: State, mean: State, cohort: Cohort) -> dict[str, Tensor]:
+        fresh = -mean["displacement"] / cohort.total_rate
+        return {"momentum_gradient": self.memory * server["momentum_gradient"] + self.gain * fresh}
+
+
+@dataclass(frozen=True)
+class FullGradientMomentum(Correction):
+    """d ← (1−β) d + β m with m frozen during the round; m ← (1−β) mean ∇F_i(x) + β m (MimeLite)."""
+
+    decay: Decay
+
+    @property
+    def server_vectors(self) -> tuple[Vector, ...]:
+        return (Vector("momentum_gradient"),)
+
+    @property
+    def receives(self) -> tuple[str, ...]:
+        return ("momentum_gradient",)
+
+    @property
+    def uploads(self) -> tuple[str, ...]:
+        return ("full_gradient",)
+
+    @property
+    def full_gradients(self) -> int:
+        return 1
+
+    def begin(self, context: ClientContext) -> Carry:
+        return {"pull": self.decay * context.received["momentum_gradient"]}
+
+    def direction(
+        self, direction: Tensor, point: Tensor, context: ClientContext, carry: Carry
+    ) -> tuple[Tensor, Carry]:
+        return (1 - self.decay) * direction + carry["pull"], carry
+
+    def finish(self, context: ClientContext, carry: Carry, moved: Tensor) -> Finish:
+        return Finish(upload={"full_gradient": context.full_gradient()})
+
+    def merge(self, server: State, mean: State, cohort: Cohort) -> dict[str, Tensor]:
+        fresh = (1 - self.decay) * mean["full_gradient"]
+        return {"momentum_gradient": fresh + self.decay * server["momentum_gradient"]}
+
+
+@dataclass(frozen=True)
+class LocalNesterov(Correction):
+    """u ← β u + d, then d ← d + β u: Nesterov's steps inside the round.
+
+    The buffer u is averaged and sent on (`communicate=True`) or starts each round at zero.
+    """
+
+    decay: Decay
+    communicate: bool = True
+
+    decays_gradient = True
+
+    @property
+    def server_vectors(self) -> tuple[Vector, ...]:
+        return (Vector("buffer"),) if self.communicate else ()
+
+    @property
+    def receives(self) -> tuple[str, ...]:
+        return ("buffer",) if self.communicate else ()
+
+    @property
+    def uploads(self) -> tuple[str, ...]:
+        return ("buffer",) if self.communicate else ()
+
+    def begin(self, context: ClientContext) -> Carry:
+        origin = context.origin
+        return {"buffer": context.received["buffer"] if self.communicate else origin.new_zeros(origin.shape)}
+
+    def direction(
+        self, direction: Tensor, point: Tensor, context: ClientContext, carry: Carry
+    ) -> tuple[Tensor, Carry]:
+        buffer = self.decay * carry["buffer"] + direction
+        return direction + self.decay * buffer, {"buffer": buffer}
+
+    def finish(self, context: ClientContext, carry: Carry, moved: Tensor) -> Finish:
+        return Finish(upload={"buffer": carry["buffer"]} if self.communicate else {})
+
+    def merge(self, server: State, mean: State, cohort: Cohort) -> dict[str, Tensor]:
+        return {"buffer": mean["buffer"]} if self.communicate else {}

@@ -1,0 +1,227 @@
+"""Which gradient drives the step: gradients at perturbed points, and of perturbed inputs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from flatfed.core.algorithm import Carry, ClientContext, Cohort, Finish, Gradient, Oracle, unit
+from flatfed.core.state import State, Vector
+from flatfed.core.types import NonNegative, Share
+
+
+@dataclass(frozen=True)
+class SharpnessAware(Gradient):
+    """g(y + ε) with ε = ρ g(y)/‖g(y)‖; `mix` < 1 blends it with g(y), as FedSpeed does."""
+
+    radius: NonNegative
+    mix: Share = 1.0
+    normalize: bool = True
+
+    @property
+    def evaluations(self) -> int:
+        return 2
+
+    def gradient(
+        self, point: Tensor, oracle: Oracle, context: ClientContext, carry: Carry
+    ) -> tuple[Tensor, Carry]:
+        here = oracle(point)
+        ascent = unit(here) if self.normalize else here
+        there = oracle(point + self.radius * ascent)
+        return (there if self.mix == 1 else torch.lerp(here, there, self.mix)), carry
+
+
+@dataclass(frozen=True)
+class AdaptiveSharpnessAware(Gradient):
+    """g(y + ε) with ε = ρ T² g/‖T g‖, where T = |y| + offset on weights and 1 elsewhere.
+
+    "Weights" are the parameters whose name contains that word, normalisation layers included;
+    `scale_norms=False` leaves out those with fewer than two dimensions.
+    """
+
+    radius: NonNegative
+    offset: NonNegative = 0.2
+    scale_norms: bool = True
+
+    @property
+    def evaluations(self) -> int:
+        return 2
+
+    def begin(self, context: ClientContext) -> Carry:
+        scaled = context.layout.weight_entries(minimum_dimensions=0 if self.scale_norms else 2)
+        return {"scaled": scaled.to(context.origin.device)}
+
+    def gradient(
+        self, point: Tensor, oracle: Oracle, context: ClientContext, carry: Carry
+    ) -> tuple[Tensor, Carry]:
+        scale = torch.where(carry["scaled"], point.abs() + self.offset, 1.0)
+        return oracle(point + self.radius * scale * unit(scale * oracle(point))), carry
+
+
+@dataclass(frozen=True)
+class LastModel(Gradient):
+    """g(y + δ) with δ = ρ u(x_old − x), constant during the round and at no extra gradient.
+
+    x_old is the model that the client received the last time it took part (`memory="client"`) or the
+    global model of the round before (`memory="server"`); δ = 0 when there is none.
+    """
+
+    radius: NonNegative
+    memory: Literal["client", "server"] = "client"
+
+    @property
+    def server_vectors(self) -> tuple[Vector, ...]:
+        return (Vector("previous_model", initial="model"),) if self.memory == "server" else ()
+
+    @property
+    def client_vectors(self) -> tuple[Vector, ...]:
+        return (Vector("last_model", initial="model"),) if self.memory == "client" else ()
+
+    @property
+    def receives(self) -> tuple[str, ...]:
+        return ("previous_model",) if self.memory == "server" else ()
+
+    def begin(self, context: ClientContext) -> Carry:
+        by_client = self.memory == "client"
+        old = context.client["last_model"] if by_client else context.received["previous_model"]
+        return {"perturbation": self.radius * unit(old - context.origin)}
+
+    def gradient(
+        self, point: Tensor, oracle: Oracle, context: ClientContext, carry: Carry
+    ) -> tuple[Tensor, Carry]:
+        return oracle(point + carry["perturbation"]), carry
+
+    def finish(self, context: ClientContext, carry: Carry, moved: Tensor) -> Finish:
+        return Finish(client={"last_model": context.origin} if self.memory == "client" else {})
+
+    def merge(self, server: State, mean: State, cohort: Cohort) -> dict[str, Tensor]:
+        return {"previous_model": server["model"]} if self.memory == "server" else {}
+
+
+@dataclass(frozen=True)
+class AlongMomentum(Gradient):
+    """g(y + λ m − ρ u(m)): a look-ahead along the server's momentum and an ascent against it.
+
+    The shift is the same for all steps and all clients of a round.
+    """
+
+    radius: NonNegative
+    lookahead: Share = 0.0
+
+    @property
+    def receives(self) -> tuple[str, ...]:
+        return ("momentum",)
+
+    def begin(self, context: ClientContext) -> Carry:
+        momentum = context.received["momentum"]
+        return {"shift": self.lookahead * momentum - self.radius * unit(momentum)}
+
+    def gradient(
+        self, point: Tensor, oracle: Oracle, context: ClientContext, carry: Carry
+    ) -> tuple[Tensor, Carry]:
+        return oracle(point + carry["shift"]), carry
+
+
+@dataclass(frozen=True)
+class ConsensusPerturbation(Gradient):
+    """FedSMOO's perturbation, pulled towards one that all clients agree on.
+
+    ŝ = ρ u(g(y) − μ_i − s), μ_i ← μ_i + ŝ − s, and the gradient is g(y + ŝ). Clients upload μ_i − ŝ after
+    the last step (`upload="residual"`) or μ_i alone (`upload="dual"`); s ← ρ u(mean upload).
+    """
+
+    radius: NonNegative
+    upload: Literal["residual", "dual"] = "residual"
+
+    @property
+    def evaluations(self) -> int:
+        return 2
+
+    @property
+    def server_vectors(self) -> tuple[Vector, ...]:
+        return (Vector("perturbation"),)
+
+    @property
+    def client_vectors(self) -> tuple[Vector, ...]:
+        return (Vector("perturbation_dual"),)
+
+    @property
+    def receives(self) -> tuple[str, ...]:
+        return ("perturbation",)
+
+    @property
+    def uploads(self) -> tuple[str, ...]:
+        return ("perturbation",)
+
+    def begin(self, context: ClientContext) -> Carry:
+        return {"dual": context.client["perturbation_dual"]}
+
+    def gradient(
+        self, point: Tensor, oracle: Oracle, context: ClientContext, carry: Carry
+    ) -> tuple[Tensor, Carry]:
+        agreed = context.received["perturbation"]
+        own = self.radius * unit(oracle(point) - carry["dual"] - agreed)
+        return oracle(point + own), {"dual": carry["dual"] + own - agreed, "own": own}
+
+    def finish(self, context: ClientContext, carry: Carry, moved: Tensor) -> Finish:
+        sent = carry["dual"] - carry["own"] if self.upload == "residual" else carry["dual"]
+        return Finish(client={"perturbation_dual": carry["dual"]}, upload={"perturbation": sent})
+
+    def merge(self, server: State, mean: State, cohort: Cohort) -> dict[str, Tensor]:
+        return {"perturbation": self.radius * unit(mean["perturbation"])}
+
+
+@dataclass(frozen=True)
+class ShiftedInputs(Gradient):
+    """FedRobust's worst-case affine shift of a client's inputs, z ↦ Λ z + δ, which never leaves it.
+
+    At every step, at the same point: the gradient for the model, and one ascent step on Λ and δ for
+    mean loss − scale_penalty ‖Λ − I‖² − offset_penalty ‖δ‖². `shift` says what Λ is: a "full" matrix, its
+    "diagonal", or one factor and one offset per "channel". Λ is stored as Λ − I.
+    """
+
+    scale_rate: NonNegative
+    offset_rate: NonNegative
+    scale_penalty: NonNegative
+    offset_penalty: NonNegative
+    shift: Literal["full", "diagonal", "channel"] = "diagonal"
+
+    needs_float_inputs = True
+
+    @property
+    def client_vectors(self) -> tuple[Vector, ...]:
+        if self.shift == "full":
+            return (Vector("scale", size="inputs_squared"), Vector("offset", size="inputs"))
+        size: Literal["channels", "inputs"] = "channels" if self.shift == "channel" else "inputs"
+        return (Vector("scale", size=size), Vector("offset", size=size))
+
+    def begin(self, context: ClientContext) -> Carry:
+        return {"scale": context.client["scale"], "offset": context.client["offset"]}
+
+    def _shifted(self, inputs: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
+        """A batch [B, …] under the shift."""
+        if self.shift == "channel":
+            per_channel = (1, -1, *(1 for _ in inputs.shape[2:]))
+            return inputs + inputs * scale.view(per_channel) + offset.view(per_channel)
+        flat = inputs.flatten(1)
+        if self.shift == "full":
+            moved = flat + flat @ scale.view(flat.shape[1], flat.shape[1]).T + offset
+        else:
+            moved = flat + flat * scale + offset
+        return moved.view(inputs.shape)
+
+    def gradient(
+        self, point: Tensor, oracle: Oracle, context: ClientContext, carry: Carry
+    ) -> tuple[Tensor, Carry]:
+        scale, offset = carry["scale"], carry["offset"]
+        gradient, (scale_slope, offset_slope) = oracle.shifted(point, self._shifted, (scale, offset))
+        return gradient, {
+            "scale": scale + self.scale_rate * (scale_slope - 2 * self.scale_penalty * scale),
+            "offset": offset + self.offset_rate * (offset_slope - 2 * self.offset_penalty * offset),
+        }
+
+    def finish(self, context: ClientContext, carry: Carry, moved: Tensor) -> Finish:
+        return Finish(client=carry)

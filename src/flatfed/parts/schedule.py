@@ -1,0 +1,18 @@
+"""Local step sizes within a round."""
+
+from __future__ import annotations
+
+from pydantic.dataclasses import dataclass
+
+from flatfed.core.algorithm import Schedule
+from flatfed.core.types import NonNegative
+
+
+@dataclass(frozen=True)
+class LinearDecay(Schedule):
+    """η_k = η [(1 − k/K) + ρ k/K]: from η towards ρη, starting again every round."""
+
+    final: NonNegative
+
+    def rates(self, rate: float, steps: int) -> list[float]:
+        return [rate * ((1 - k / steps) + self.final * k / steps) for k in range(steps)]

@@ -1,0 +1,72 @@
+"""How the global model is updated from the mean displacement Δ̄.
+
+`shift` is what corrections add to the new model, as FedDyn's does.
+"""
+
+from __future__ import annotations
+
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from flatfed.core.algorithm import Cohort, Server, plus_shift
+from flatfed.core.state import State, Vector
+from flatfed.core.types import Decay, Positive, Share
+
+
+@dataclass(frozen=True)
+class Average(Server):
+    """x + rate · Δ̄; a rate above 1 extrapolates, one below 1 is a running mean."""
+
+    rate: Positive = 1.0
+
+    def update(
+        self, server: State, displacement: Tensor, shift: Tensor | None, cohort: Cohort
+    ) -> dict[str, Tensor]:
+        return {"model": plus_shift(server["model"] + self.rate * displacement, shift)}
+
+
+@dataclass(frozen=True)
+class Momentum(Server):
+    """m ← β m + Δ̄, x ← x + rate · m. `absorb_shift` feeds the shift into m instead of adding it after."""
+
+    decay: Decay
+    rate: Positive = 1.0
+    absorb_shift: bool = False
+
+    @property
+    def server_vectors(self) -> tuple[Vector, ...]:
+        return (Vector("momentum"),)
+
+    def update(
+        self, server: State, displacement: Tensor, shift: Tensor | None, cohort: Cohort
+    ) -> dict[str, Tensor]:
+        if self.absorb_shift:
+            displacement, shift = plus_shift(displacement, shift), None
+        momentum = self.decay * server["momentum"] + displacement
+        return {"momentum": momentum, "model": plus_shift(server["model"] + self.rate * momentum, shift)}
+
+
+@dataclass(frozen=True)
+class Adam(Server):
+    """m ← β₁ m + (1−β₁) Δ̄, v ← β₂ v + (1−β₂) Δ̄², x ← x + rate · m/(√v + τ); v starts at τ²."""
+
+    rate: Positive
+    first_decay: Decay = 0.9
+    second_decay: Share = 0.99
+    stability: Positive = 1e-3
+
+    @property
+    def server_vectors(self) -> tuple[Vector, ...]:
+        return (Vector("momentum"), Vector("second_moment", initial=self.stability**2))
+
+    def update(
+        self, server: State, displacement: Tensor, shift: Tensor | None, cohort: Cohort
+    ) -> dict[str, Tensor]:
+        first = self.first_decay * server["momentum"] + (1 - self.first_decay) * displacement
+        second = self.second_decay * server["second_moment"] + (1 - self.second_decay) * displacement.square()
+        step = self.rate * first / (second.sqrt() + self.stability)
+        return {
+            "momentum": first,
+            "second_moment": second,
+            "model": plus_shift(server["model"] + step, shift),
+        }

@@ -1,0 +1,928 @@
+"""Literal numpy versions of the federated methods, one client loop each, for checking the library against.
+
+Everything is float64 and written out per method; the repetition is deliberate, so that each function can be
+held next to the algorithm box it implements. Notation shared by all functions:
+
+* ``x`` is the server model, ``y`` the local iterate, ``delta`` a client's total displacement,
+  ``eta`` the local step size of the round, ``wd`` the weight decay;
+* ``h`` are dual variables in model units, ``c`` control variates in gradient units, ``m`` momenta, whose unit
+  is that of the model ("momentum") or of a gradient ("momentum_gradient");
+* a client without stored state has zero state;
+* weight decay acts at the local iterate and is added after all other terms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Vector = npt.NDArray[np.float64]
+
+
+class Problem(Protocol):
+    """What a method may ask of the simulated federation."""
+
+    start: Vector
+    clients: int
+    cohorts: list[list[int]]
+    weight_mask: npt.NDArray[np.bool_]
+    weight_decay: float
+    inputs: int
+
+    def steps(self, round: int, client: int) -> int:
+        """Number of local steps of the client in that round."""
+        ...
+
+    def rate(self, round: int) -> float:
+        """Local step size of the round, with any decay applied."""
+        ...
+
+    def gradient(self, round: int, client: int, step: int, point: Vector) -> Vector:
+        """Gradient of the minibatch that belongs to (round, client, step), at any point."""
+        ...
+
+    def full_gradient(self, client: int, point: Vector) -> Vector:
+        """Gradient over all data of the client."""
+        ...
+
+    def shifted_gradient(  # noqa: PLR0917 - a call names the batch, the point and the shift
+        self, round: int, client: int, step: int, point: Vector, scale: Vector, offset: Vector
+    ) -> tuple[Vector, Vector, Vector]:
+        """Gradients with respect to point, scale and offset of the loss at inputs ``scale * z + offset``."""
+        ...
+
+
+@dataclass
+class Trace:
+    """Server models x_0 ... x_T and the states left after the last round."""
+
+    models: list[Vector]
+    server: dict[str, Vector] = field(default_factory=dict)
+    clients: dict[str, dict[int, Vector]] = field(default_factory=dict)
+
+
+Option = Literal["I", "II"]
+Memory = Literal["client", "server"]
+
+
+def unit(vector: Vector) -> Vector:
+    """The vector scaled to Euclidean length one; zero stays zero."""
+    return vector / max(float(np.sqrt(np.sum(vector * vector))), 1e-12)
+
+
+def mean(vectors: Sequence[Vector]) -> Vector:
+    """Unweighted mean."""
+    total: Vector = np.sum(np.stack(list(vectors)), axis=0)
+    return total / len(vectors)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Averaging and proximal methods
+
+
+def fedavg(problem: Problem, *, server_rate: float = 1.0) -> Trace:
+    """FedAvg: local SGD, then a server step along the mean displacement."""
+    x = problem.start
+    wd = problem.weight_decay
+    models = [x]
+    for t, cohort in enumerate(problem.cohorts):
+        eta = problem.rate(t)
+        deltas = []
+        for i in cohort:
+            y = x
+            for k in range(problem.steps(t, i)):
+                g = problem.gradient(t, i, k, y)
+                y = y - eta * (g + wd * y)
+            deltas.append(y - x)
+        x = x + server_rate * mean(deltas)
+        models.append(x)
+    return Trace(models)
+
+
+def fedprox(problem: Problem, *, proximal_weight: float, server_rate: float = 1.0) -> Trace:
+    """FedProx: FedAvg with a quadratic pull towards the received model."""
+    x = problem.start
+    wd = problem.weight_decay
+    models = [x]
+    for t, cohort in enumerate(problem.cohorts):
+        eta = problem.rate(t)
+        deltas = []
+        for i in cohort:
+            y = x
+            for k in range(problem.steps(t, i)):
+                d = problem.gradient(t, i, k, y) + proximal_weight * (y - x)
+                y = y - eta * (d + wd * y)
+            deltas.append(y - x)
+        x = x + server_rate * mean(deltas)
+        models.append(x)
+    return Trace(models)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Dual variables and control variates
+
+
+def feddyn(problem: Problem, *, regularisation: float) -> Trace:
+    """FedDyn, with the duals kept in model units (the gradient-unit dual is ``-regularisation * h``)."""
+    x = problem.start
+    wd = problem.weight_decay
+    h = np.zeros_like(x)
+    h_client: dict[int, Vector] = {}
+    models = [x]
+    for t, cohort in enumerate(problem.cohorts):
+        eta = problem.rate(t)
+        deltas = []
+        for i in cohort:
+            h_i = h_client.get(i, np.zeros_like(x))
+            y = x
+            for k in range(problem.steps(t, i)):
+                d = problem.gradient(t, i, k, y) + regularisation * (y - x + h_i)
+                y = y - eta * (d + wd * y)
+            h_client[i] = h_i + (y - x)
+            deltas.append(y - x)
+        h = h + len(cohort) / problem.clients * mean(deltas)
+        x = x + mean(deltas) + h
+        models.append(x)
+    return Trace(models, {"dual": h}, {"dual": h_client})
+
+
+def scaffold(problem: Problem, *, option: Option = "II", server_rate: float = 1.0) -> Trace:
+    """SCAFFOLD. Option I takes the client's full gradient at the received model as its control variate."""
+    x = problem.start
+    wd = problem.weight_decay
+    c = np.zeros_like(x)
+    c_client: dict[int, Vector] = {}
+    models = [x]
+    for t, cohort in enumerate(problem.cohorts):
+        eta = problem.rate(t)
+        deltas = []
+        changes = []
+        for i in cohort:
+            c_i = c_client.get(i, np.zeros_like(x))
+            y = x
+            for k in range(problem.steps(t, i)):
+                d = problem.gradient(t, i, k, y) - c_i + c
+                y = y - eta * (d + wd * y)
+            if option == "I":
+                c_plus = problem.full_gradient(i, x)
+            else:
+                c_plus = c_i - c + (x - y) / (problem.steps(t, i) * eta)
+            deltas.append(y - x)
+            changes.append(c_plus - c_i)
+            c_client[i] = c_plus
+        x = x + server_rate * mean(deltas)
+        c = c + len(cohort) / problem.clients * mean(changes)
+        models.append(x)
+    return Trace(models, {"control": c}, {"control": c_client})
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Server optimizers
+
+
+def fedavgm(problem: Problem, *, momentum_decay: float, server_rate: float = 1.0) -> Trace:
+    """FedAvgM: heavy-ball momentum on the server."""
+    x = problem.start
+    wd = problem.weight_decay
+    m = np.zeros_like(x)
+    models = [x]
+    for t, cohort in enumerate(problem.cohorts):
+        eta = problem.rate(t)
+        deltas = []
+        for i in cohort:
+            y = x
+            for k in range(problem.steps(t, i)):
+                g = problem.gradient(t, i, k, y)
+                y = y - eta * (g + wd * y)
+            deltas.append(y - x)
+        m = momentum_decay * m + mean(deltas)
+        x = x + server_rate * m
+        models.append(x)
+    return Trace(models, {"momentum": m})
+
+
+def fedadam(
+    problem: Problem, *, first_decay: float, second_decay: float, stability: float, server_rate: float = 1.0
+) -> Trace:
+    """FedAdam: Adam on the server, without bias correction, second moment started at ``stability ** 2``."""
+    x = problem.start
+    wd = problem.weight_decay
+    m = np.zeros_like(x)
+    v = np.full_like(x, stability**2)
+    models = [x]
+    for t, cohort in enumerate(problem.cohorts):
+        eta = problem.rate(t)
+        deltas = []
+        for i in cohort:
+            y = x
+            for k in range(problem.steps(t, i)):
+                g = problem.gradient(t, i, k, y)
+                y = y - eta * (g + wd * y)
+            deltas.append(y - x)
+        delta = mean(deltas)
+        m = first_decay * m + (1 - first_decay) * delta
+        v = second_decay * v + (1 - second_decay) * delta**2
+        x = x + server_rate * m / (np.sqrt(v) + stability)
+        models.append(x)
+    return Trace(models, {"momentum": m, "second_moment": v})
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Momentum inside the local steps
+
+
+def fedcm(problem: Problem, *, fresh_weight: float, server_rate: float = 1.0) -> Trace:
+    """FedCM: every local step mixes the fresh gradient with last round's mean direction."""
+    x = problem.start
+    wd = problem.weight_decay
+    m = np.zeros_like(x)
+    models = [x]
+    for t, cohort in enumerate(problem.cohorts):
+        eta = problem.rate(t)
+        deltas = []
+        lengths = []
+        for i in cohort:
+            y = x
+            for k in range(problem.steps(t, i)):
+                d = fresh_weight * problem.gradient(t, i, k, y) + (1 - fresh_weight) * m
+                y = y - eta * (d + wd * y)
+            deltas.append(y - x)
+            lengths.append(problem.steps(t, i) * eta)
+        m = -mean(deltas) / (sum(lengths) / len(lengths))
+        x = x + server_rate * mean(deltas)
+        models.append(x)
+    return Trace(models, {"momentum_gradient": m})
+
+
+def mimelite(problem: Problem, *, momentum_decay: float, server_rate: float = 1.0) -> Trace:
+    """MimeLite with SGD momentum: frozen during the round, refreshed from full gradients at the old model."""
+    x = problem.start
+    wd = problem.weight_decay
+    m = np.zeros_like(x)
+    models = [x]
+    for t, cohort in enumerate(problem.cohorts):
+        eta = problem.rate(t)
+        deltas = []
+        full_gradients = []
+        for i in cohort:
+            y = x
+            for k in range(problem.steps(t, i)):
+                d = (1 - momentum_decay) * problem.gradient(t, i, k, y) + momentum_decay * m
+                y = y - eta * (d + wd * y)
+            deltas.append(y - x)
+            full_gradients.append(problem.full_gradient(i, x))
+        m = (1 - momentum_decay) * mean(full_gradients) + momentum_decay * m
+        x = x + server_rate * mean(deltas)
+        models.append(x)
+    return Trace(models, {"momentum_gradient": m})
+
+
+def fedacg(problem: Problem, *, lookahead: float, proximal_weight: float) -> Trace:
+    """FedACG: clients start from, and are pulled back to, the look-ahead model."""
+    x = problem.start
+    wd = problem.weight_decay
+    m = np.zeros_like(x)
+    models = [x]
+    for t, cohort in enumerate(problem.cohorts):
+        eta = problem.rate(t)
+        phi = x + lookahead * m
+        deltas = []
+        for i in cohort:
+            y = phi
+            for k in range(problem.steps(t, i)):
+                d = problem.gradient(t, i, k, y) + proximal_weight * (y - phi)
+                y = y - eta * (d + wd * y)
+            deltas.append(y - phi)
+        m = lookahead * m + mean(deltas)
+        x = x + m
+        models.append(x)
+    return Trace(models, {"momentum": m})
+
+
+def fedanag(problem: Problem, *, momentum_decay: float, server_rate: float = 1.0) -> Trace:
+    """FedANAG: Nesterov's step with the server momentum held fixed during the round."""
+    beta = momentum_decay
+    x = problem.start
+    wd = problem.weight_decay
+    m = np.zeros_like(x)
+    models = [x]
+    for t, cohort in enumerate(problem.cohorts):
+        eta = problem.rate(t)
+        deltas = []
+        lengths = []
+        for i in cohort:
+            y = x
+            for k in range(problem.steps(t, i)):
+                d = (1 + beta) * problem.gradient(t, i, k, y) + beta**2 * m
+                y = y - eta * (d + wd * y)
+            deltas.append(y - x)
+            lengths.append(problem.steps(t, i) * eta)
+        length = sum(lengths) / len(lengths)
+        m = beta / (1 + beta) * m - mean(deltas) / ((1 + beta) * length)
+        x = x + server_rate * mean(deltas)
+        models.append(x)
+    return Trace(models, {"momentum_gradient": m})
+
+
+def fedlnag(
+    problem: Problem, *, momentum_decay: float, communicate: bool = True, server_rate: float = 1.0
+) -> Trace:
+    """FedLNAG: local Nesterov momentum, averaged by the server or, without communication, reset every round.
+
+    Weight decay is part of the gradient that enters the buffer. A server that does not average keeps nothing.
+    """
+    beta = momentum_decay
+    x = problem.start
+    wd = problem.weight_decay
+    u = np.zeros_like(x)
+    models = [x]
+    for t, cohort in enumerate(problem.cohorts):
+        eta = problem.rate(t)
+        deltas = []
+        buffers = []
+        for i in cohort:
+            y = x
+            u_i = u if communicate else np.zeros_like(x)
+            for k in range(problem.steps(t, i)):
+                g = problem.gradient(t, i, k, y) + wd * y
+                u_i = beta * u_i + g
+                y = y - eta * (g + beta * u_i)
+            deltas.append(y - x)
+            buffers.append(u_i)
+        u = mean(buffers)
+        x = x + server_rate * mean(deltas)
+        models.append(x)
+    return Trace(models, {"buffer": u} if communicate else {})
+
+
+def fedsagd(
+    problem: Problem,
+    *,
+    momentum_decay: float,
+    proximal_weight: float,
+    decay_weight: float,
+    server_rate: float = 1.0,
+) -> Trace:
+    """FedSAGD: server momentum, proximal pull and shrinkage in every local step."""
+    beta = momentum_decay
+    x = problem.start
+    wd = problem.weight_decay
+    v = np.zeros_like(x)
+    models = [x]
+    for t, cohort in enumerate(problem.cohorts):
+        eta = problem.rate(t)
+        deltas = []
+        lengths = []
+        for i in cohort:
+            y = x
+            for k in range(problem.steps(t, i)):
+                d = problem.gradient(t, i, k, y) + beta * v
+                d = d + (proximal_weight + decay_weight) * y - proximal_weight * x
+                y = y - eta * (d + wd * y)
+            deltas.append(y - x)
+            lengths.append(problem.steps(t, i) * eta)
+        length = sum(lengths) / len(lengths)
+        v = beta / (1 + beta) * v - mean(deltas) / ((1 + beta) * length)
+        x = x + server_rate * mean(deltas)
+        models.append(x)
+    return Trace(models, {"momentum_gradient": v})
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Sharpness-aware local steps
+
+
+def fedsam(problem: Problem, *, radius: float, server_rate: float = 1.0) -> Trace:
+    """FedSAM: each local step uses the gradient at the worst nearby point, on the same minibatch."""
+    x = problem.start
+    wd = problem.weight_decay
+    models = [x]
+    for t, cohort in enumerate(problem.cohorts):
+        eta = problem.rate(t)
+        deltas = []
+        for i in cohort:
+            y = x
+            for k in range(problem.steps(t, i)):
+                epsilon = radius * unit(problem.gradient(t, i, k, y))
+                d = problem.gradient(t, i, k, y + epsilon)
+                y = y - eta * (d + wd * y)
+            deltas.append(y - x)
+        x = x + server_rate * mean(deltas)
+        models.append(x)
+    return Trace(models)
+
+
+def mofedsam(problem: Problem, *, radius: float, fresh_weight: float, server_rate: float = 1.0) -> Trace:
+    """MoFedSAM: FedSAM's gradient mixed with last round's mean direction."""
+    x = problem.start
+    wd = problem.weight_decay
+    m = np.zeros_like(x)
+    models = [x]
+    for t, cohort in enumerate(problem.cohorts):
+        eta = problem.rate(t)
+        deltas = []
+        lengths = []
+        for i in cohort:
+            y = x
+            for k in range(problem.steps(t, i)):
+                epsilon = radius * unit(problem.gradient(t, i, k, y))
+                d = fresh_weight * problem.gradient(t, i, k, y + epsilon) + (1 - fresh_weight) * m
+                y = y - eta * (d + wd * y)
+            deltas.append(y - x)
+            lengths.append(problem.steps(t, i) * eta)
+        m = -mean(deltas) / (sum(lengths) / len(lengths))
+        x = x + server_rate * mean(deltas)
+        models.append(x)
+    return Trace(models, {"momentum_gradient": m})
+
+
+def fedasam(problem: Problem, *, radius: float, offset: float, server_rate: float = 1.0) -> Trace:
+    """FedASAM: the ascent step is scaled by ``|weight| + offset`` on weights and left alone elsewhere."""
+    x = problem.start
+    wd = problem.weight_decay
+    models = [x]
+    for t, cohort in enumerate(problem.cohorts):
+        eta = problem.rate(t)
+        deltas = []
+        for i in cohort:
+            y = x
+            for k in range(problem.steps(t, i)):
+                scale = np.where(problem.weight_mask, np.abs(y) + offset, 1.0)
+                scaled = scale * problem.gradient(t, i, k, y)
+                epsilon = radius * scale * unit(scaled)
+                d = problem.gradient(t, i, k, y + epsilon)
+                y = y - eta * (d + wd * y)
+            deltas.append(y - x)
+        x = x + server_rate * mean(deltas)
+        models.append(x)
+    return Trace(models)
+
+
+def fedgamma(problem: Problem, *, radius: float, server_rate: float = 1.0) -> Trace:
+    """FedGAMMA: SCAFFOLD's correction around FedSAM's gradient; the ascent direction is not corrected."""
+    x = problem.start
+    wd = problem.weight_decay
+    c = np.zeros_like(x)
+    c_client: dict[int, Vector] = {}
+    models = [x]
+    for t, cohort in enumerate(problem.cohorts):
+        eta = problem.rate(t)
+        deltas = []
+        changes = []
+        for i in cohort:
+            c_i = c_client.get(i, np.zeros_like(x))
+            y = x
+            for k in range(problem.steps(t, i)):
+                epsilon = radius * unit(problem.gradient(t, i, k, y))
+                d = problem.gradient(t, i, k, y + epsilon) - c_i + c
+                y = y - eta * (d + wd * y)
+            c_plus = c_i - c + (x - y) / (problem.steps(t, i) * eta)
+            deltas.append(y - x)
+            changes.append(c_plus - c_i)
+            c_client[i] = c_plus
+        x = x + server_rate * mean(deltas)
+        c = c + len(cohort) / problem.clients * mean(changes)
+        models.append(x)
+    return Trace(models, {"control": c}, {"control": c_client})
+
+
+def fedspeed(
+    problem: Problem,
+    *,
+    radius: float,
+    mix: float,
+    proximal_weight: float,
+    aggregate: Literal["participants", "dyn"] = "participants",
+    normalize: bool = True,
+) -> Trace:
+    """FedSpeed: a mix of plain and ascended gradient, proximal pull corrected by a client dual.
+
+    ``aggregate="participants"`` averages the corrected models of the participants, ``"dyn"`` averages their
+    plain models and adds the mean dual of all clients.
+    """
+    x = problem.start
+    wd = problem.weight_decay
+    h_client: dict[int, Vector] = {}
+    h = np.zeros_like(x)
+    models = [x]
+    for t, cohort in enumerate(problem.cohorts):
+        eta = problem.rate(t)
+        locals_ = []
+        corrected = []
+        for i in cohort:
+            h_i = h_client.get(i, np.zeros_like(x))
+            y = x
+            for k in range(problem.steps(t, i)):
+                g1 = problem.gradient(t, i, k, y)
+                epsilon = radius * unit(g1) if normalize else radius * g1
+                g2 = problem.gradient(t, i, k, y + epsilon)
+                d = (1 - mix) * g1 + mix * g2 + proximal_weight * (y - x + h_i)
+                y = y - eta * (d + wd * y)
+            h_i = h_i + (y - x)
+            h_client[i] = h_i
+            locals_.append(y)
+            corrected.append(y + h_i)
+        if aggregate == "participants":
+            x = mean(corrected)
+        else:
+            h = np.sum(np.stack(list(h_client.values())), axis=0) / problem.clients
+            x = mean(locals_) + h
+        models.append(x)
+    server = {"dual": h} if aggregate == "dyn" else {}
+    return Trace(models, server, {"dual": h_client})
+
+
+def fedsmoo(
+    problem: Problem,
+    *,
+    radius: float,
+    regularisation: float,
+    upload: Literal["residual", "dual"] = "residual",
+) -> Trace:
+    """FedSMOO: FedDyn with a perturbation that is itself driven to agree between clients."""
+    x = problem.start
+    wd = problem.weight_decay
+    h = np.zeros_like(x)
+    s = np.zeros_like(x)
+    h_client: dict[int, Vector] = {}
+    mu_client: dict[int, Vector] = {}
+    models = [x]
+    for t, cohort in enumerate(problem.cohorts):
+        eta = problem.rate(t)
+        deltas = []
+        uploads = []
+        for i in cohort:
+            h_i = h_client.get(i, np.zeros_like(x))
+            mu_i = mu_client.get(i, np.zeros_like(x))
+            s_hat = np.zeros_like(x)
+            y = x
+            for k in range(problem.steps(t, i)):
+                s_hat = radius * unit(problem.gradient(t, i, k, y) - mu_i - s)
+                mu_i = mu_i + s_hat - s
+                d = problem.gradient(t, i, k, y + s_hat) + regularisation * (y - x + h_i)
+                y = y - eta * (d + wd * y)
+            h_client[i] = h_i + (y - x)
+            mu_client[i] = mu_i
+            deltas.append(y - x)
+            uploads.append(mu_i - s_hat if upload == "residual" else mu_i)
+        s = radius * unit(mean(uploads))
+        h = h + len(cohort) / problem.clients * mean(deltas)
+        x = x + mean(deltas) + h
+        models.append(x)
+    return Trace(models, {"dual": h, "perturbation": s}, {"dual": h_client, "perturbation_dual": mu_client})
+
+
+def fedlesam(
+    problem: Problem, *, radius: float, memory: Memory = "client", server_rate: float = 1.0
+) -> Trace:
+    """FedLESAM: one fixed perturbation per round, along the way the global model has come.
+
+    ``memory="client"`` measures from the model the client received last time, ``"server"`` from the previous
+    global model.
+    """
+    x = problem.start
+    wd = problem.weight_decay
+    received: dict[int, Vector] = {}
+    previous: Vector | None = None
+    models = [x]
+    for t, cohort in enumerate(problem.cohorts):
+        eta = problem.rate(t)
+        deltas = []
+        for i in cohort:
+            old = received.get(i) if memory == "client" else previous
+            perturbation = np.zeros_like(x) if old is None else radius * unit(old - x)
+            received[i] = x
+            y = x
+            for k in range(problem.steps(t, i)):
+                d = problem.gradient(t, i, k, y + perturbation)
+                y = y - eta * (d + wd * y)
+            deltas.append(y - x)
+        previous = x
+        x = x + server_rate * mean(deltas)
+        models.append(x)
+    return Trace(models)
+
+
+def fedlesam_s(
+    problem: Problem, *, radius: float, memory: Memory = "client", server_rate: float = 1.0
+) -> Trace:
+    """FedLESAM-S: FedLESAM's gradient with SCAFFOLD's correction."""
+    x = problem.start
+    wd = problem.weight_decay
+    c = np.zeros_like(x)
+    c_client: dict[int, Vector] = {}
+    received: dict[int, Vector] = {}
+    previous: Vector | None = None
+    models = [x]
+    for t, cohort in enumerate(problem.cohorts):
+        eta = problem.rate(t)
+        deltas = []
+        changes = []
+        for i in cohort:
+            old = received.get(i) if memory == "client" else previous
+            perturbation = np.zeros_like(x) if old is None else radius * unit(old - x)
+            received[i] = x
+            c_i = c_client.get(i, np.zeros_like(x))
+            y = x
+            for k in range(problem.steps(t, i)):
+                d = problem.gradient(t, i, k, y + perturbation) - c_i + c
+                y = y - eta * (d + wd * y)
+            c_plus = c_i - c + (x - y) / (problem.steps(t, i) * eta)
+            deltas.append(y - x)
+            changes.append(c_plus - c_i)
+            c_client[i] = c_plus
+        previous = x
+        x = x + server_rate * mean(deltas)
+        c = c + len(cohort) / problem.clients * mean(changes)
+        models.append(x)
+    return Trace(models, {"control": c}, {"control": c_client})
+
+
+def fedlesam_d(problem: Problem, *, radius: float, regularisation: float, memory: Memory = "client") -> Trace:
+    """FedLESAM-D: FedLESAM's gradient with FedDyn's correction."""
+    x = problem.start
+    wd = problem.weight_decay
+    h = np.zeros_like(x)
+    h_client: dict[int, Vector] = {}
+    received: dict[int, Vector] = {}
+    previous: Vector | None = None
+    models = [x]
+    for t, cohort in enumerate(problem.cohorts):
+        eta = problem.rate(t)
+        deltas = []
+        for i in cohort:
+            old = received.get(i) if memory == "client" else previous
+            perturbation = np.zeros_like(x) if old is None else radius * unit(old - x)
+            received[i] = x
+            h_i = h_client.get(i, np.zeros_like(x))
+            y = x
+            for k in range(problem.steps(t, i)):
+                d = problem.gradient(t, i, k, y + perturbation) + regularisation * (y - x + h_i)
+                y = y - eta * (d + wd * y)
+            h_client[i] = h_i + (y - x)
+            deltas.append(y - x)
+        previous = x
+        h = h + len(cohort) / problem.clients * mean(deltas)
+        x = x + mean(deltas) + h
+        models.append(x)
+    return Trace(models, {"dual": h}, {"dual": h_client})
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Adversarial input shifts
+
+
+def fedrobust(
+    problem: Problem,
+    *,
+    scale_rate: float,
+    offset_rate: float,
+    scale_penalty: float,
+    offset_penalty: float,
+) -> Trace:
+    """FedRobust with a diagonal shift: descent on the model, simultaneous ascent on the client's shift."""
+    x = problem.start
+    wd = problem.weight_decay
+    excess_client: dict[int, Vector] = {}
+    offset_client: dict[int, Vector] = {}
+    models = [x]
+    for t, cohort in enumerate(problem.cohorts):
+        eta = problem.rate(t)
+        locals_ = []
+        for i in cohort:
+            scale = 1.0 + excess_client.get(i, np.zeros(problem.inputs))
+            offset = offset_client.get(i, np.zeros(problem.inputs))
+            y = x
+            for k in range(problem.steps(t, i)):
+                g, g_scale, g_offset = problem.shifted_gradient(t, i, k, y, scale, offset)
+                g_scale = g_scale - 2 * scale_penalty * (scale - 1.0)
+                g_offset = g_offset - 2 * offset_penalty * offset
+                y = y - eta * (g + wd * y)
+                scale = scale + scale_rate * g_scale
+                offset = offset + offset_rate * g_offset
+            excess_client[i] = scale - 1.0
+            offset_client[i] = offset
+            locals_.append(y)
+        x = mean(locals_)
+        models.append(x)
+    return Trace(models, {}, {"scale": excess_client, "offset": offset_client})
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Stochastic weight averaging
+
+
+def fedswa(problem: Problem, *, final_rate: float, server_rate: float = 1.0) -> Trace:
+    """FedSWA: the step size falls linearly within each round, the server extrapolates."""
+    x = problem.start
+    wd = problem.weight_decay
+    models = [x]
+    for t, cohort in enumerate(problem.cohorts):
+        eta = problem.rate(t)
+        deltas = []
+        for i in cohort:
+            y = x
+            steps = problem.steps(t, i)
+            for k in range(steps):
+                eta_k = eta * ((1 - k / steps) + final_rate * k / steps)
+                g = problem.gradient(t, i, k, y)
+                y = y - eta_k * (g + wd * y)
+            deltas.append(y - x)
+        x = x + server_rate * mean(deltas)
+        models.append(x)
+    return Trace(models)
+
+
+def fedmo(problem: Problem, *, momentum_rate: float, option: Option = "II") -> Trace:
+    """FedMo: FedMoSWA without the falling step size and without extrapolation."""
+    x = problem.start
+    wd = problem.weight_decay
+    m = np.zeros_like(x)
+    c_client: dict[int, Vector] = {}
+    models = [x]
+    for t, cohort in enumerate(problem.cohorts):
+        eta = problem.rate(t)
+        deltas = []
+        changes = []
+        for i in cohort:
+            c_i = c_client.get(i, np.zeros_like(x))
+            y = x
+            for k in range(problem.steps(t, i)):
+                d = problem.gradient(t, i, k, y) - c_i + m
+                y = y - eta * (d + wd * y)
+            if option == "I":
+                c_plus = problem.full_gradient(i, x)
+            else:
+                c_plus = c_i - m - (y - x) / (problem.steps(t, i) * eta)
+            deltas.append(y - x)
+            changes.append(c_plus - m)
+            c_client[i] = c_plus
+        m = m + momentum_rate * mean(changes)
+        x = x + mean(deltas)
+        models.append(x)
+    return Trace(models, {"control": m}, {"control": c_client})
+
+
+def fedmoswa(
+    problem: Problem,
+    *,
+    final_rate: float,
+    momentum_rate: float,
+    server_rate: float = 1.0,
+    option: Option = "II",
+    warm_start: bool = False,
+) -> Trace:
+    """FedMoSWA: FedSWA with variance reduction against a moving average of the control variates.
+
+    ``warm_start`` sets the average to the plain mean of the first cohort's control variates.
+    """
+    x = problem.start
+    wd = problem.weight_decay
+    m = np.zeros_like(x)
+    c_client: dict[int, Vector] = {}
+    models = [x]
+    for t, cohort in enumerate(problem.cohorts):
+        eta = problem.rate(t)
+        deltas = []
+        changes = []
+        for i in cohort:
+            c_i = c_client.get(i, np.zeros_like(x))
+            y = x
+            steps = problem.steps(t, i)
+            length = 0.0
+            for k in range(steps):
+                eta_k = eta * ((1 - k / steps) + final_rate * k / steps)
+                d = problem.gradient(t, i, k, y) - c_i + m
+                y = y - eta_k * (d + wd * y)
+                length = length + eta_k
+            c_plus = problem.full_gradient(i, x) if option == "I" else c_i - m - (y - x) / length
+            deltas.append(y - x)
+            changes.append(c_plus - m)
+            c_client[i] = c_plus
+        gamma = 1.0 if warm_start and t == 0 else momentum_rate
+        m = m + gamma * mean(changes)
+        x = x + server_rate * mean(deltas)
+        models.append(x)
+    return Trace(models, {"control": m}, {"control": c_client})
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Nesterov look-ahead with a perturbation along the server momentum
+
+
+def fednsam(problem: Problem, *, lookahead: float, radius: float) -> Trace:
+    """FedNSAM: gradients at the look-ahead point, pushed back against the server momentum."""
+    x = problem.start
+    wd = problem.weight_decay
+    m = np.zeros_like(x)
+    models = [x]
+    for t, cohort in enumerate(problem.cohorts):
+        eta = problem.rate(t)
+        perturbation = -radius * unit(m)
+        deltas = []
+        for i in cohort:
+            y = x
+            for k in range(problem.steps(t, i)):
+                d = problem.gradient(t, i, k, y + lookahead * m + perturbation)
+                y = y - eta * (d + wd * y)
+            deltas.append(y - x)
+        m = lookahead * m + mean(deltas)
+        x = x + m
+        models.append(x)
+    return Trace(models, {"momentum": m})
+
+
+def fednsam_s(problem: Problem, *, lookahead: float, radius: float) -> Trace:
+    """FedNSAM-S: FedNSAM's gradient with SCAFFOLD's correction."""
+    x = problem.start
+    wd = problem.weight_decay
+    m = np.zeros_like(x)
+    c = np.zeros_like(x)
+    c_client: dict[int, Vector] = {}
+    models = [x]
+    for t, cohort in enumerate(problem.cohorts):
+        eta = problem.rate(t)
+        perturbation = -radius * unit(m)
+        deltas = []
+        changes = []
+        for i in cohort:
+            c_i = c_client.get(i, np.zeros_like(x))
+            y = x
+            for k in range(problem.steps(t, i)):
+                d = problem.gradient(t, i, k, y + lookahead * m + perturbation) - c_i + c
+                y = y - eta * (d + wd * y)
+            c_plus = c_i - c + (x - y) / (problem.steps(t, i) * eta)
+            deltas.append(y - x)
+            changes.append(c_plus - c_i)
+            c_client[i] = c_plus
+        m = lookahead * m + mean(deltas)
+        x = x + m
+        c = c + len(cohort) / problem.clients * mean(changes)
+        models.append(x)
+    return Trace(models, {"momentum": m, "control": c}, {"control": c_client})
+
+
+def fednsam_d(
+    problem: Problem,
+    *,
+    lookahead: float,
+    radius: float,
+    regularisation: float,
+    dual_in_momentum: bool = False,
+) -> Trace:
+    """FedNSAM-D: FedNSAM's gradient with FedDyn's correction, the dual outside the momentum by default."""
+    x = problem.start
+    wd = problem.weight_decay
+    m = np.zeros_like(x)
+    h = np.zeros_like(x)
+    h_client: dict[int, Vector] = {}
+    models = [x]
+    for t, cohort in enumerate(problem.cohorts):
+        eta = problem.rate(t)
+        perturbation = -radius * unit(m)
+        deltas = []
+        for i in cohort:
+            h_i = h_client.get(i, np.zeros_like(x))
+            y = x
+            for k in range(problem.steps(t, i)):
+                d = problem.gradient(t, i, k, y + lookahead * m + perturbation)
+                d = d + regularisation * (y - x + h_i)
+                y = y - eta * (d + wd * y)
+            h_client[i] = h_i + (y - x)
+            deltas.append(y - x)
+        h = h + len(cohort) / problem.clients * mean(deltas)
+        if dual_in_momentum:
+            m = lookahead * m + mean(deltas) + h
+            x = x + m
+        else:
+            m = lookahead * m + mean(deltas)
+            x = x + m + h
+        models.append(x)
+    return Trace(models, {"momentum": m, "dual": h}, {"dual": h_client})
+
+
+def nesterov_sam(problem: Problem, *, lookahead: float, radius: float) -> Trace:
+    """FedSAM + Nesterov, an ablation of FedNSAM: two-gradient steps that start at the look-ahead model."""
+    x = problem.start
+    wd = problem.weight_decay
+    m = np.zeros_like(x)
+    models = [x]
+    for t, cohort in enumerate(problem.cohorts):
+        eta = problem.rate(t)
+        phi = x + lookahead * m
+        deltas = []
+        for i in cohort:
+            y = phi
+            for k in range(problem.steps(t, i)):
+                epsilon = radius * unit(problem.gradient(t, i, k, y))
+                d = problem.gradient(t, i, k, y + epsilon)
+                y = y - eta * (d + wd * y)
+            deltas.append(y - phi)
+        m = lookahead * m + mean(deltas)
+        x = x + m
+        models.append(x)
+    return Trace(models, {"momentum": m})
