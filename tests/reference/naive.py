@@ -49,7 +49,7 @@ class Problem(Protocol):
         """Gradient over all data of the client."""
         ...
 
-    def shifted_gradient(  # noqa: PLR0917 - a call names the batch, the point and the shift
+    def shifted_gradient(
         self, round: int, client: int, step: int, point: Vector, scale: Vector, offset: Vector
     ) -> tuple[Vector, Vector, Vector]:
         """Gradients with respect to point, scale and offset of the loss at inputs ``scale * z + offset``."""

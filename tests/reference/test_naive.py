@@ -100,7 +100,7 @@ class Toy:
     def full_gradient(self, client: int, point: Vector) -> Vector:
         return backward(point, *self.data[0 if self.alike else client])[0]
 
-    def shifted_gradient(  # noqa: PLR0917
+    def shifted_gradient(
         self, round: int, client: int, step: int, point: Vector, scale: Vector, offset: Vector
     ) -> tuple[Vector, Vector, Vector]:
         return backward(point, *self.batch(round, client, step), scale, offset)
@@ -115,7 +115,7 @@ class Flat(Toy):
     def gradient(self, round: int, client: int, step: int, point: Vector) -> Vector:
         return np.full_like(point, self.slope)
 
-    def shifted_gradient(  # noqa: PLR0917
+    def shifted_gradient(
         self, round: int, client: int, step: int, point: Vector, scale: Vector, offset: Vector
     ) -> tuple[Vector, Vector, Vector]:
         return np.zeros_like(point), np.full_like(scale, self.slope), np.full_like(offset, 2 * self.slope)
@@ -785,6 +785,22 @@ def test_momentum_recursion(name: str, per_step: int, fresh: float, kept: float)
         used = [call.value for i in toy.cohorts[t] for call in toy.calls[t, i][per_step - 1 :: per_step]]
         assert_close(new, fresh * mean(used) + kept * old)
         old = new
+
+
+@pytest.mark.parametrize(
+    ("name", "per_step", "fresh", "kept"),
+    [("fedcm", 1, 0.3, 0.7), ("mofedsam", 2, 0.3, 0.7), ("mimelite", 1, 0.4, 0.6), ("fedanag", 1, 1.5, 0.25)],
+)
+def test_local_steps_mix_in_the_frozen_momentum(name: str, per_step: int, fresh: float, kept: float) -> None:
+    toy = Toy(local_steps=(3,))
+    GENERIC[name](toy)
+    for t in range(1, toy.rounds):
+        momentum = GENERIC[name](toy.until(t)).server["momentum_gradient"]
+        for i in toy.cohorts[t]:
+            starts, used = toy.calls[t, i][::per_step], toy.calls[t, i][per_step - 1 :: per_step]
+            for k in range(2):
+                moved = (starts[k].point - starts[k + 1].point) / toy.rate(t)
+                assert_close(moved, fresh * used[k].value + kept * momentum)
 
 
 @pytest.mark.parametrize("name", ["fedcm", "mofedsam"])

@@ -8,10 +8,12 @@ so that m is α times the mean gradient of the round plus (1 − α) times the o
 
 Limits: α = 1 is FedAvg.
 Deviations: the server step is in the units of the model, x + η_g Δ̄; printed in the units of a gradient,
-η_g = 1 would move the model by 1/(K η) times as much.
+η_g = 1 would move the model by 1/(K η) times as much (units = "gradient").
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
@@ -20,5 +22,11 @@ from flatfed.parts import Average, GlobalMomentum
 
 
 @register
-def fedcm(fresh_weight: Share = 0.1, server_rate: Positive = 1.0) -> Algorithm:
-    return Algorithm(correct=GlobalMomentum(fresh_weight, 1 - fresh_weight), server=Average(server_rate))
+def fedcm(
+    fresh_weight: Share = 0.1,
+    server_rate: Positive = 1.0,
+    units: Literal["model", "gradient"] = "model",
+) -> Algorithm:
+    return Algorithm(
+        correct=GlobalMomentum(fresh_weight, 1 - fresh_weight), server=Average(server_rate, units)
+    )

@@ -4,7 +4,8 @@
     environment.json   versions, machine, commit, and the engine's choices
     history.jsonl      one line per round
     checkpoint/        manifest.json, and the safetensors files that it names
-    model.safetensors  the final model, when the run is complete
+    clients.json       the final model's loss and metrics on each client's data
+    model.safetensors  the final model; it is written last, so a folder that has it is complete
 
 Files are written beside their place, fsynced and renamed, and the manifest comes last: at any moment it
 names a complete checkpoint. Client state is a log: a checkpoint adds the rows that changed since the last
@@ -158,6 +159,8 @@ class RunFolder:
                 )
         write_json(path, config)
         write_json(self.path / "environment.json", environment(engine))
+        # While the run goes on there is no final model, not even that of an earlier, shorter run.
+        self.model_path.unlink(missing_ok=True)
 
     # -- history ------------------------------------------------------------------------------------------
 
@@ -262,8 +265,15 @@ class RunFolder:
             groups[group][key] = value
         return Checkpoint(manifest["round"], groups["server"], groups["buffers"])
 
-    def save_model(self, module: nn.Module) -> None:
+    def finish(self, module: nn.Module, per_client: list[dict[str, float]]) -> None:
+        write_json(self.path / "clients.json", per_client)
         save_module(module, self.model_path)
+
+    def finished_rounds(self) -> int | None:
+        """How many rounds a complete run had, or None if it is not complete."""
+        if not (self.model_path.exists() and self.manifest_path.exists()):
+            return None
+        return int(read_json(self.manifest_path)["round"])
 
 
 def save_module(module: nn.Module, path: Path) -> None:

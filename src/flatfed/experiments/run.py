@@ -30,7 +30,7 @@ CHECKPOINT_SECONDS = 30.0
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     """The share of samples whose largest output is the target."""
-    return (outputs.argmax(1) == targets).float().mean()
+    return (outputs.argmax(1) == targets).double().mean()
 
 
 @dataclass(frozen=True)
@@ -159,6 +159,11 @@ class _Training:
             found = {name: value.shape for name, value in checkpoint.server.items()}
             if expected != found:
                 raise FlatfedError(f"{folder.path}: its checkpoint is of another model or algorithm")
+            if checkpoint.round > self.settings.rounds:
+                raise FlatfedError(
+                    f"rounds = {self.settings.rounds}: {folder.path} already has {checkpoint.round}; ask for "
+                    "at least that many or choose another folder"
+                )
             device = self.engine.device
             self.round = checkpoint.round
             self.server = {name: value.to(device) for name, value in checkpoint.server.items()}
@@ -186,9 +191,10 @@ class _Training:
         final = copy.deepcopy(self.module)
         load_vector(final, self.engine.layout, self.server["model"].cpu())
         load_buffers(final, self.buffers)
-        if self.folder is not None:
-            self.folder.save_model(final)
         clients = range(len(self.engine.federation)) if evaluate_clients else []
+        per_client = self.engine.evaluate_clients(self.server["model"], self.buffers, clients)
+        if self.folder is not None:
+            self.folder.finish(final, per_client)
         return Run(
             model=final,
             history=self.history,
@@ -198,7 +204,7 @@ class _Training:
             clients=self.store,
             path=self.engine.path,
             path_reason=self.engine.path_reason,
-            per_client=self.engine.evaluate_clients(self.server["model"], self.buffers, clients),
+            per_client=per_client,
         )
 
     def _checkpoint(self) -> None:

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
@@ -15,14 +17,19 @@ from flatfed.core.types import Decay, Positive, Share
 
 @dataclass(frozen=True)
 class Average(Server):
-    """x + rate · Δ̄; a rate above 1 extrapolates, one below 1 is a running mean."""
+    """x + rate · Δ̄; a rate above 1 extrapolates, one below 1 is a running mean.
+
+    With `units="gradient"` Δ̄ is divided by Σ η_k first, so that the rate is a step size of the server's own.
+    """
 
     rate: Positive = 1.0
+    units: Literal["model", "gradient"] = "model"
 
     def update(
         self, server: State, displacement: Tensor, shift: Tensor | None, cohort: Cohort
     ) -> dict[str, Tensor]:
-        return {"model": plus_shift(server["model"] + self.rate * displacement, shift)}
+        rate = self.rate if self.units == "model" else self.rate / cohort.total_rate
+        return {"model": plus_shift(server["model"] + rate * displacement, shift)}
 
 
 @dataclass(frozen=True)

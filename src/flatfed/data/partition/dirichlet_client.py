@@ -9,9 +9,12 @@ use it (some cite Yurochkin et al., whose rule is the per-class cut of `dirichle
 Sizes: equal to within one sample. Duplicates: none. Unused: none.
 
 Redrawing takes forever when the classes that are left have next to no mass in q_i. Such a client
-draws from then on in proportion to the samples left in each class. As everything is handed out, the
-clients filled last take what remains: with few clients and a small concentration their classes are
-set by the leftovers more than by their prior.
+draws from then on in proportion to the samples left in each class.
+
+As everything is handed out, the last slots take what remains, whatever the priors say. With few
+clients this limits the skew: over ten equal classes it stops growing below a concentration of about
+0.02 for 20 clients and 0.005 for 100, and then falls slightly. `dirichlet_client_refill` has no such
+limit.
 """
 
 from __future__ import annotations
@@ -32,7 +35,8 @@ from flatfed.data.partition.base import (
     read_classes,
 )
 
-# Redrawing until such an event happens would take 10^12 attempts.
+# Drawing again would take 10^12 attempts. Far smaller masses are not to be trusted either: they come from
+# 1 - v with v close to 1, so classes that the Dirichlet draw happens to visit late are rounded to zero.
 NEGLIGIBLE_MASS = 1e-12
 
 # Every closed class means sorting a block again: small enough for many classes, large enough for numpy.

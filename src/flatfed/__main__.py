@@ -1,0 +1,3 @@
+from flatfed.cli import main
+
+main()

@@ -1,0 +1,333 @@
+"""The command line: `flatfed demo | run | compare | resume | list | show`."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+import flatfed
+from flatfed.algorithms import ALGORITHMS, equations
+from flatfed.core.algorithm import Algorithm, describe_part
+from flatfed.core.errors import DivergedError, FlatfedError
+from flatfed.experiments.compare import Contestant, Row, compare, is_complete, run_folder
+from flatfed.experiments.config import Config, with_assignments
+from flatfed.experiments.demo import DEMO_BASE, DEMO_CONTESTANTS, DEMO_SEEDS, DEMO_TARGET
+from flatfed.experiments.record import RunFolder, read_json
+from flatfed.experiments.run import Callback, Run
+from flatfed.experiments.run import Progress as RoundProgress
+
+app = typer.Typer(
+    help="Federated learning that finds flat, stable minima.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+# Without a terminal there is no width to fit; tables then take the room that they need.
+console = Console(width=None if sys.stdout.isatty() else 140)
+complain = Console(stderr=True, soft_wrap=True)
+
+Arguments = ParamSpec("Arguments")
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. training.lr=0.05. Repeatable."),
+]
+Root = Annotated[Path, typer.Option("--runs", help="Where run folders live.")]
+RUNS = Path("runs")
+
+
+def command(function: Callable[Arguments, None]) -> Callable[Arguments, None]:
+    """Registers a command whose errors are one line: 2 for bad input, 1 for failure, 130 for Ctrl-C."""
+
+    @functools.wraps(function)
+    def guarded(*positional: Arguments.args, **named: Arguments.kwargs) -> None:
+        try:
+            function(*positional, **named)
+        except DivergedError as error:
+            _stop(1, str(error))
+        except FlatfedError as error:
+            _stop(2, str(error))
+        except BrokenPipeError:
+            # The reader has gone (`flatfed list | head`); there is nobody left to tell.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0) from None
+        except OSError as error:
+            name = f" {error.filename}" if error.filename else ""
+            _stop(1, f"cannot read or write{name}: {error.strerror}; finished rounds are kept")
+        except KeyboardInterrupt:
+            _stop(130, "interrupted; finished rounds are kept, run the same command again to go on")
+
+    app.command(function.__name__.rstrip("_"))(guarded)
+    return guarded
+
+
+def _stop(code: int, message: str) -> None:
+    complain.print(f"[red]error:[/] {escape(message)}")
+    raise typer.Exit(code)
+
+
+@command
+def demo(
+    runs: Root = RUNS / "demo",
+    rounds: Annotated[int, typer.Option(help="Rounds of each run.")] = DEMO_BASE["training"]["rounds"],
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = len(DEMO_SEEDS),
+) -> None:
+    """Compare FedAvg with the papers' methods on handwritten digits (about a minute)."""
+    base = with_assignments(DEMO_BASE, [f"training.rounds={rounds}"])
+    console.print(
+        Panel(
+            "1,442 handwritten digits, split over 100 clients so unevenly that most see two or three classes "
+            f"(Dirichlet 0.1).\nIn each of {rounds} rounds 10 clients train for 10 steps. Every method runs "
+            f"under {seeds} seed{'s' if seeds > 1 else ''} with the same clients and batches, at a step size "
+            "tuned on other seeds.",
+            title="flatfed demo",
+            width=min(console.width, 110),
+        )
+    )
+    _compare(base, DEMO_CONTESTANTS, range(seeds), DEMO_TARGET, runs)
+
+
+@command
+def run(
+    config: Annotated[Path, typer.Argument(help="A TOML file.")],
+    assignments: Assignments = None,
+    runs: Root = RUNS,
+    folder: Annotated[Path | None, typer.Option(help="This run's folder, instead of one in --runs.")] = None,
+) -> None:
+    """Train what a config file describes."""
+    checked = Config.read(config, assignments or [])
+    _run(checked, folder or run_folder(checked, runs))
+
+
+@command
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    rounds: Annotated[int | None, typer.Option(help="Go on to this many rounds.")] = None,
+) -> None:
+    """Go on with an interrupted run, to the same bits as if it had not been interrupted."""
+    existing = RunFolder.existing(folder)
+    values = read_json(existing.path / "config.json")
+    if not isinstance(values, dict) or "data" not in values:
+        raise FlatfedError(
+            f"{folder}: made from Python, whose model and data are not in the folder; call flatfed.train "
+            f"again with folder={str(folder)!r}"
+        )
+    _run(Config.checked(with_assignments(values, [f"training.rounds={rounds}"] if rounds else [])), folder)
+
+
+@command
+def compare_(
+    algorithms: Annotated[
+        list[str], typer.Argument(metavar="ALGORITHM…", help="e.g. fedavg fedsam:radius=0.05,lr=0.2")
+    ],
+    config: Annotated[Path | None, typer.Option(help="A TOML file; the demo's setting if not given.")] = None,
+    assignments: Assignments = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 3,
+    target: Annotated[float, typer.Option(min=0, max=1, help="Accuracy to count rounds to.")] = DEMO_TARGET,
+    runs: Root = RUNS,
+) -> None:
+    """Run several algorithms on the same data, clients and batches."""
+    base = dict(Config.read(config).model_dump(exclude_unset=True)) if config else DEMO_BASE
+    contestants = [_contestant(text) for text in algorithms]
+    _compare(with_assignments(base, assignments or []), contestants, range(seeds), target, runs)
+
+
+@command
+def list_() -> None:
+    """List the algorithms."""
+    table = Table("name", "what it is", "gradients\nper step", "down", "up", "server keeps", "client keeps")
+    for name in sorted(ALGORITHMS):
+        algorithm = ALGORITHMS[name]()
+        title = equations(name).splitlines()[0].partition(": ")[2].rstrip(".")
+        extra = " + pass" if algorithm.full_gradients else ""
+        table.add_row(
+            name,
+            title[0].upper() + title[1:],
+            f"{algorithm.gradient_evaluations}{extra}",
+            str(len(algorithm.broadcast)),
+            str(len(algorithm.uploads)),
+            _names(algorithm.server_vectors),
+            _names(algorithm.client_vectors),
+        )
+    console.print(table)
+    console.print("down, up: vectors of the model's size per participant and round. See flatfed show NAME.")
+
+
+@command
+def show(algorithm: Annotated[str, typer.Argument(help="An algorithm's name.")]) -> None:
+    """Show an algorithm's equations, defaults, traffic and parts."""
+    made = flatfed.build(algorithm)
+    console.print(equations(made.name), highlight=False, markup=False)
+    console.print()
+    console.print(_facts(made))
+
+
+def _facts(made: Algorithm) -> Table:
+    facts = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    facts.add_row("[bold]defaults", ", ".join(f"{k} = {v}" for k, v in made.options.items()) or "none")
+    extra = ", one pass over the client's data per round" if made.full_gradients else ""
+    facts.add_row("[bold]gradients per step", f"{made.gradient_evaluations}{extra}")
+    facts.add_row("[bold]down", ", ".join(made.broadcast))
+    facts.add_row("[bold]up", ", ".join(made.uploads))
+    facts.add_row("[bold]server keeps", ", ".join(["model", *(v.name for v in made.server_vectors)]))
+    facts.add_row("[bold]client keeps", _names(made.client_vectors))
+    described = [describe_part(part) for part in made.parts if type(part).__name__ != part.slot.title()]
+    facts.add_row(
+        "[bold]parts",
+        "\n".join(
+            f"{each['part']}({', '.join(f'{k}={v}' for k, v in each.items() if k != 'part')})"
+            for each in described
+            if each["part"] not in {"start", "gradient", "schedule", "server"}
+        )
+        or "none beyond averaging",
+    )
+    return facts
+
+
+def _names(vectors: Sequence[Any]) -> str:
+    return ", ".join(vector.name for vector in vectors) or "–"
+
+
+@contextmanager
+def _progress() -> Any:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("rounds"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        yield progress
+
+
+def _note(record: Mapping[str, Any]) -> str:
+    found = f"accuracy {record['test_accuracy']:.1%}" if "test_accuracy" in record else ""
+    return f"loss {record['train_loss']:.3f} {found}"
+
+
+def _run(config: Config, folder: Path) -> None:
+    if is_complete(config, folder):
+        console.print(f"{folder} is complete: {config.training.rounds} rounds.")
+        return
+    federation = config.make_federation()
+    with _progress() as progress:
+        name = config.make_algorithm().name
+        task = progress.add_task(name, total=config.training.rounds, note="")
+
+        def watch(now: RoundProgress) -> None:
+            progress.update(task, completed=now.round, note=_note(now.record))
+
+        finished = config.run(federation, folder, [watch])
+    _report_run(finished, folder)
+
+
+def _report_run(finished: Run, folder: Path) -> None:
+    last = finished.history[-1]
+    console.print(f"{finished.algorithm.name}: {last['round']} rounds, {_note(last)}")
+    console.print(f"clients were trained by the {finished.path} path: {finished.path_reason}")
+    console.print(f"run folder: {folder}")
+
+
+def _contestant(text: str) -> Contestant:
+    """`fedsam:radius=0.05,lr=0.2`: an algorithm, its options and its own training settings."""
+    name, _, options = text.partition(":")
+    values = with_assignments({}, [item for item in options.split(",") if item])
+    training = {key: values.pop(key) for key in list(values) if key in flatfed.Settings.model_fields}
+    return Contestant(text, {"algorithm": {"name": name, **values}, "training": training})
+
+
+def _compare(
+    base: Mapping[str, Any],
+    contestants: Sequence[Contestant],
+    seeds: Sequence[int],
+    target: float,
+    runs: Path,
+) -> None:
+    failures: list[str] = []
+    with _progress() as progress:
+        total = base["training"]["rounds"] if "training" in base and "rounds" in base["training"] else 0
+        overall = progress.add_task("all runs", total=total * len(contestants) * len(seeds), note="")
+
+        def watch(contestant: Contestant, seed: int) -> Callback:
+            note = f"{contestant.label}, seed {seed}"
+
+            def update(now: RoundProgress) -> None:
+                progress.update(overall, advance=1, note=f"{note}: {_note(now.record)}")
+
+            return update
+
+        def failed(contestant: Contestant, seed: int, error: DivergedError) -> None:
+            failures.append(f"{contestant.label}, seed {seed}: {error}")
+
+        rows = compare(base, contestants, seeds, target, runs, watch, failed)
+        progress.update(overall, completed=total * len(contestants) * len(seeds), note="")
+    for failure in failures:
+        complain.print(f"[yellow]left out:[/] {escape(failure)}")
+    if not rows:
+        raise DivergedError("no run was left to compare; lower lr or set clip")
+    config = contestants[0].config(base, seeds[0])
+    test = config.make_federation().test
+    _print_rows(rows, target, len(test[0]) if test else 0)
+    console.print(f"Run folders: {runs}")
+
+
+def _print_rows(rows: Sequence[Row], target: float, test_samples: int) -> None:
+    table = Table(title_justify="left")
+    headers = (
+        "algorithm",
+        "lr",
+        "accuracy %",
+        f"rounds\nto {target:.0%}",
+        "MB down",
+        "MB up",
+        "gradients",
+        "seconds",
+        "deviation between\nclients % (chance)",
+    )
+    for header in headers:
+        table.add_column(header, justify="left" if header == "algorithm" else "right", no_wrap=True)
+    for row in rows:
+        rounds = "not reached" if row.rounds_to_target is None else row.rounds_to_target.text(0)
+        if 0 < row.reached < row.seeds:
+            rounds += f" ({row.reached} of {row.seeds})"
+        table.add_row(
+            row.label,
+            f"{row.lr:g}",
+            row.accuracy.text(1, 100),
+            rounds,
+            f"{row.megabytes_down.mean:.1f}",
+            f"{row.megabytes_up.mean:.1f}",
+            f"{row.gradient_evaluations.mean:,.0f}",
+            row.seconds.text(1),
+            f"{row.client_deviation.text(1, 100)} ({row.chance_deviation:.1%})".replace("%)", ")"),
+        )
+    console.print(table)
+    best = max(row.accuracy.mean for row in rows)
+    error = 100 * (best * (1 - best) / test_samples) ** 0.5 if test_samples else float("nan")
+    seeds = rows[0].seeds
+    console.print(
+        f"mean ± standard deviation over {seeds} seed{'s' if seeds > 1 else ''}. With {test_samples:,} test "
+        f"samples an accuracy is uncertain by ±{error:.1f} points (one standard error) whatever the seeds "
+        "say; differences of that size may be luck.\n"
+        "MB: traffic of the whole run, all participants. gradients: minibatch gradients of the whole run. "
+        "deviation: of the global model's accuracy on each client's own data; in brackets what chance alone "
+        "gives for clients this small.",
+        highlight=False,
+    )
+
+
+def main() -> None:
+    app()

@@ -1,0 +1,1 @@
+"""Data sets, ways to divide them among clients, and federations."""

@@ -1,0 +1,168 @@
+"""Several algorithms under several seeds, and what may honestly be said about them.
+
+Runs live in folders named after their config, so a comparison that is started again only runs what is
+missing. Every number comes with its spread over the seeds; accuracies also with the sampling error of the
+test set, and per-client deviations with the floor that chance alone would give.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flatfed.core.errors import DivergedError
+from flatfed.experiments.config import Config
+from flatfed.experiments.record import FREE_SETTINGS, RunFolder, read_json
+from flatfed.experiments.run import Callback
+
+
+def run_folder(config: Config, root: Path) -> Path:
+    """Where a config's run lives: named by its algorithm and a digest of everything that matters."""
+    values = json.loads(config.model_dump_json())
+    for name in FREE_SETTINGS - {"rounds"}:
+        del values["training"][name]
+    digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]
+    name = config.make_algorithm().name
+    return root / f"{name}-seed{config.training.seed}-{digest}"
+
+
+def is_complete(config: Config, folder: Path) -> bool:
+    return RunFolder(folder).finished_rounds() == config.training.rounds
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A mean over seeds and the standard deviation between them."""
+
+    mean: float
+    deviation: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread:
+        values = list(values)
+        return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else math.nan)
+
+    def text(self, digits: int = 1, scale: float = 1.0) -> str:
+        mean = f"{self.mean * scale:,.{digits}f}"
+        return mean if math.isnan(self.deviation) else f"{mean} ± {self.deviation * scale:,.{digits}f}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One finished run in numbers."""
+
+    accuracy: float
+    rounds_to_target: int | None
+    megabytes_down: float
+    megabytes_up: float
+    gradient_evaluations: int
+    seconds: float
+    client_deviation: float
+    chance_deviation: float
+    """The deviation that clients of the same true accuracy would show, by their sizes."""
+
+
+def outcome(folder: Path, target: float, client_sizes: Sequence[int]) -> Outcome:
+    history = RunFolder(folder).read_history()
+    per_client = [client["accuracy"] for client in read_json(folder / "clients.json")]
+    mean = statistics.fmean(per_client)
+    chance = statistics.fmean([mean * (1 - mean) / size for size in client_sizes])
+    reached = (record["round"] for record in history if record.get("test_accuracy", 0.0) >= target)
+    return Outcome(
+        accuracy=history[-1]["test_accuracy"],
+        rounds_to_target=next(reached, None),
+        megabytes_down=sum(record["bytes_down"] for record in history) / 1e6,
+        megabytes_up=sum(record["bytes_up"] for record in history) / 1e6,
+        gradient_evaluations=sum(record["gradient_evaluations"] for record in history),
+        seconds=sum(record["seconds"] for record in history),
+        client_deviation=statistics.pstdev(per_client),
+        chance_deviation=math.sqrt(chance),
+    )
+
+
+@dataclass(frozen=True)
+class Row:
+    """One algorithm over all seeds."""
+
+    label: str
+    lr: float
+    accuracy: Spread
+    rounds_to_target: Spread | None
+    reached: int
+    seeds: int
+    megabytes_down: Spread
+    megabytes_up: Spread
+    gradient_evaluations: Spread
+    seconds: Spread
+    client_deviation: Spread
+    chance_deviation: float
+
+
+def summarise(label: str, lr: float, outcomes: Sequence[Outcome]) -> Row:
+    def spread(name: str) -> Spread:
+        return Spread.of(getattr(each, name) for each in outcomes)
+
+    reached = [each.rounds_to_target for each in outcomes if each.rounds_to_target is not None]
+    return Row(
+        label=label,
+        lr=lr,
+        accuracy=spread("accuracy"),
+        rounds_to_target=Spread.of(reached) if reached else None,
+        reached=len(reached),
+        seeds=len(outcomes),
+        megabytes_down=spread("megabytes_down"),
+        megabytes_up=spread("megabytes_up"),
+        gradient_evaluations=spread("gradient_evaluations"),
+        seconds=spread("seconds"),
+        client_deviation=spread("client_deviation"),
+        chance_deviation=statistics.fmean(each.chance_deviation for each in outcomes),
+    )
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """An algorithm in a comparison: its label and what it changes in the common config."""
+
+    label: str
+    changes: Mapping[str, Any]
+
+    def config(self, base: Mapping[str, Any], seed: int) -> Config:
+        training = {**base.get("training", {}), **self.changes.get("training", {}), "seed": seed}
+        return Config.checked({**base, **self.changes, "training": training})
+
+
+def compare(
+    base: Mapping[str, Any],
+    contestants: Sequence[Contestant],
+    seeds: Sequence[int],
+    target: float,
+    root: Path,
+    watch: Callable[[Contestant, int], Callback],
+    failed: Callable[[Contestant, int, DivergedError], None],
+) -> list[Row]:
+    """Runs what is missing; an algorithm that diverges under a seed is reported and left out."""
+    # Everything is checked before anything runs.
+    configs = [[each.config(base, seed) for seed in seeds] for each in contestants]
+    rows = []
+    for each, of_seeds in zip(contestants, configs, strict=True):
+        outcomes = []
+        for config in of_seeds:
+            seed = config.training.seed
+            folder, federation = run_folder(config, root), config.make_federation()
+            try:
+                if not is_complete(config, folder):
+                    config.run(federation, folder, [watch(each, seed)])
+            except DivergedError as error:
+                failed(each, seed, error)
+                continue
+            sizes = [len(federation.client(client)) for client in range(len(federation))]
+            outcomes.append(outcome(folder, target, sizes))
+        if outcomes:
+            rows.append(summarise(each.label, of_seeds[0].training.lr, outcomes))
+    return rows

@@ -1,0 +1,213 @@
+"""A whole experiment as one frozen, checked value, read from a TOML file.
+
+[data]
+dataset = "digits"
+clients = 100
+
+[partition]
+name = "dirichlet_client"
+concentration = 0.1
+
+[model]
+name = "mlp"
+hidden = [64]
+
+[algorithm]
+name = "fedmoswa"          # or parts by slot: gradient = { part = "sharpness_aware", radius = 0.05 }
+
+[training]
+rounds = 100
+participation = 0.1
+local_steps = 10
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from torch import nn
+
+from flatfed.algorithms import build
+from flatfed.core import random
+from flatfed.core.algorithm import Algorithm
+from flatfed.core.errors import FlatfedError, did_you_mean, one_line
+from flatfed.core.settings import Settings
+from flatfed.core.types import Count
+from flatfed.data.datasets import DATASETS
+from flatfed.data.federation import Federation, PooledFederation
+from flatfed.data.partition import PARTITIONS
+from flatfed.experiments.run import Callback, Run, train
+from flatfed.models import MODELS
+
+Named = Annotated[dict[str, Any], Field(min_length=1)]
+
+
+class DataConfig(BaseModel):
+    """Which data, and among how many clients they are divided."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    dataset: str = "digits"
+    clients: Count = 100
+
+    @field_validator("dataset")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value not in DATASETS:
+            raise ValueError(f"{value!r} is unknown; {did_you_mean(value, DATASETS)}")
+        return value
+
+
+class Config(BaseModel):
+    """Data, partition, model, algorithm and training settings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    data: DataConfig = DataConfig()
+    partition: Named = {"name": "dirichlet_client", "concentration": 0.1}
+    model: Named = {"name": "mlp", "hidden": [64]}
+    algorithm: Named = {"name": "fedavg"}
+    training: Settings
+
+    @field_validator("partition", "model", "algorithm", mode="before")
+    @classmethod
+    def _name_alone(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @classmethod
+    def checked(cls, values: Mapping[str, Any]) -> Config:
+        """A config whose every name and option is known to be good, or a one-line error."""
+        try:
+            config = cls(**values)
+        except ValidationError as error:
+            raise FlatfedError(one_line(error, _known_fields(error))) from None
+        except TypeError:
+            raise FlatfedError("config: keys must be strings") from None
+        config.make_algorithm()
+        config._partition()
+        _named_function("model", config.model, MODELS)
+        config.training.cohort_size(config.data.clients)
+        return config
+
+    @classmethod
+    def read(cls, path: Path, assignments: Sequence[str] = ()) -> Config:
+        """A config from a TOML file, with `key.key=value` assignments on top."""
+        return cls.checked(with_assignments(_read_toml(path), assignments))
+
+    def make_algorithm(self) -> Algorithm:
+        return build(self.algorithm)
+
+    def make_federation(self) -> Federation:
+        data = DATASETS[self.data.dataset]()
+        generator = random.numpy_generator(self.training.seed, "partition")
+        try:
+            rows = self._partition().split(data.train_targets.numpy(), self.data.clients, generator)
+        except ValueError as error:
+            raise FlatfedError(f"partition.{self.partition['name']}: {error}") from None
+        return PooledFederation(
+            data.train_inputs,
+            data.train_targets,
+            [torch.from_numpy(chosen) for chosen in rows],
+            (data.test_inputs, data.test_targets),
+        )
+
+    def make_model(self, federation: Federation) -> nn.Module:
+        """The model with its first weights, which depend on the seed alone."""
+        make, options = _named_function("model", self.model, MODELS)
+        classes = DATASETS[self.data.dataset]().classes
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(random.key(self.training.seed, "weights"))
+            try:
+                return make(tuple(federation.client(0).inputs.shape[1:]), classes, **options)
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise FlatfedError(f"model.{self.model['name']}: {error}") from None
+
+    def run(
+        self, federation: Federation, folder: Path | None = None, callbacks: Sequence[Callback] = ()
+    ) -> Run:
+        """Trains what the config describes on its federation, in a run folder if one is given."""
+        return train(
+            self.make_model(federation),
+            federation,
+            self.make_algorithm(),
+            folder=folder,
+            config=json.loads(self.model_dump_json()),
+            callbacks=callbacks,
+            evaluate_clients=True,
+            **self.training.model_dump(),
+        )
+
+    def _partition(self) -> Any:
+        make, options = _named_function("partition", self.partition, PARTITIONS)
+        try:
+            return make(**options)
+        except ValidationError as error:
+            known = inspect.signature(make).parameters
+            prefix = f"partition.{self.partition['name']}"
+            raise FlatfedError(one_line(error, known, prefix=prefix)) from None
+
+
+def _named_function(
+    field: str, description: Mapping[str, Any], known: Mapping[str, Callable[..., Any]]
+) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """What a {name, options…} table calls, its options checked against the signature."""
+    name = description.get("name")
+    if name is None:
+        raise FlatfedError(f"{field}.name: missing; choose from: {', '.join(sorted(known))}")
+    if name not in known:
+        raise FlatfedError(f"{field}.name = {name!r}: unknown; {did_you_mean(str(name), known)}")
+    options = {key: value for key, value in description.items() if key != "name"}
+    parameters = inspect.signature(known[name]).parameters
+    for option in options:
+        if option not in parameters:
+            hint = did_you_mean(option, [p for p in parameters if p not in {"input_shape", "classes"}])
+            raise FlatfedError(f"{field}.{name}.{option}: unknown; {hint}")
+    return known[name], options
+
+
+def _known_fields(error: ValidationError) -> Sequence[str]:
+    """The names that could have been meant where the first complaint is."""
+    table = error.errors()[0]["loc"][:-1]
+    tables: dict[str, type[BaseModel]] = {"data": DataConfig, "training": Settings}
+    return list((tables.get(str(table[0]), Config) if table else Config).model_fields)
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise FlatfedError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise FlatfedError(f"{path}: not a text file; give a TOML config") from None
+    except tomllib.TOMLDecodeError as error:
+        raise FlatfedError(f"{path}: not valid TOML: {error}") from None
+
+
+def with_assignments(values: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
+    """A copy of nested tables with `key.key=value` applied; values are TOML or plain text."""
+    changed: dict[str, Any] = json.loads(json.dumps(values))
+    for assignment in assignments:
+        key, sign, text = assignment.partition("=")
+        if not sign or not key.strip():
+            raise FlatfedError(f"--set {assignment}: write it as key=value, for instance training.lr=0.05")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()
+        *tables, last = key.strip().split(".")
+        place = changed
+        for table in tables:
+            if isinstance(place.get(table), str):
+                place[table] = {"name": place[table]}
+            place = place.setdefault(table, {})
+            if not isinstance(place, dict):
+                raise FlatfedError(f"--set {assignment}: {table} is not a table")
+        place[last] = value
+    return changed

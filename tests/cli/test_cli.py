@@ -1,0 +1,203 @@
+"""The command line as a user meets it: in a process of its own, good and bad input alike."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "digits.toml"
+SHORT = ["--set", "training.rounds=3", "--set", "training.workers=1"]
+
+
+def flatfed(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "flatfed", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=cwd,
+        check=False,
+    )
+
+
+def test_list_names_every_algorithm():
+    from flatfed import ALGORITHMS
+
+    shown = flatfed("list")
+    assert shown.returncode == 0
+    for name in ALGORITHMS:
+        assert re.search(rf"\b{name}\b", shown.stdout), name
+
+
+def test_show_prints_equations_defaults_and_traffic():
+    shown = flatfed("show", "FedLESAM-S")
+    assert shown.returncode == 0
+    for text in ("ρ u(x_old − x)", "radius = 0.1", "displacement, control_change", "last_model, control"):
+        assert text in shown.stdout
+
+
+def test_run_writes_a_complete_folder_and_a_second_run_reuses_it(tmp_path):
+    folder = tmp_path / "mine"
+    first = flatfed("run", EXAMPLE, *SHORT, "--folder", folder)
+    assert first.returncode == 0, first.stderr
+    assert "matrix path" in first.stdout
+    names = {path.name for path in folder.iterdir()}
+    assert names == {
+        "config.json",
+        "environment.json",
+        "history.jsonl",
+        "clients.json",
+        "checkpoint",
+        "model.safetensors",
+    }
+    history = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    assert [record["round"] for record in history] == [1, 2, 3]
+    assert json.loads((folder / "environment.json").read_text())["versions"]["torch"]
+    assert len(json.loads((folder / "clients.json").read_text())) == 100
+    before = (folder / "model.safetensors").stat().st_mtime_ns
+    again = flatfed("run", EXAMPLE, *SHORT, "--folder", folder)
+    assert again.returncode == 0
+    assert "complete" in again.stdout
+    assert (folder / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_resume_goes_on_to_more_rounds(tmp_path):
+    folder, straight = tmp_path / "mine", tmp_path / "straight"
+    assert flatfed("run", EXAMPLE, *SHORT, "--folder", folder).returncode == 0
+    resumed = flatfed("resume", folder, "--rounds", 5)
+    assert resumed.returncode == 0, resumed.stderr
+    longer = flatfed("run", EXAMPLE, *SHORT, "--set", "training.rounds=5", "--folder", straight)
+    assert longer.returncode == 0
+    assert (folder / "model.safetensors").read_bytes() == (straight / "model.safetensors").read_bytes()
+
+
+def test_compare_prints_a_row_for_each_algorithm(tmp_path):
+    done = flatfed("compare", "fedavg", "fedsam:radius=0.05,lr=0.2", "--seeds", 2, *SHORT, "--runs", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"fedavg\s.*0\.3", done.stdout)
+    assert re.search(r"fedsam:radius=0\.05,lr=0\.2\s.*0\.2", done.stdout)
+    assert "2 seeds" in done.stdout
+    assert "355 test samples" in done.stdout
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_demo_in_short(tmp_path):
+    done = flatfed("demo", "--rounds", 2, "--seeds", 1, "--runs", tmp_path)
+    assert done.returncode == 0, done.stderr
+    for name in ("fedavg", "fedsam", "mofedsam", "fedswa", "fedmoswa", "fednsam", "fedsagd"):
+        assert re.search(rf"\b{name}\b", done.stdout), name
+
+
+@pytest.mark.parametrize(
+    ("assignment", "complaint"),
+    [
+        ("training.participation=0", "training.participation = 0"),
+        ("training={rounds=1,participants=101}", "participants = 101: there are only 100 clients"),
+        ("training.lr=-0.1", "training.lr = -0.1"),
+        ("training.lr=nan", "training.lr = nan"),
+        ("training.lr=fast", "training.lr = 'fast'"),
+        ("training.rounds=0", "training.rounds = 0"),
+        ("training.learning_rate=1", "training.learning_rate: unknown"),
+        ("training.local_epoch=1", "training.local_epoch: unknown; did you mean 'local_epochs'?"),
+        ("training.local_epochs=2", "local_epochs = 2 and local_steps = 10: give only one"),
+        ("data.dataset=digit", "data.dataset: 'digit' is unknown; did you mean 'digits'?"),
+        ("data.clients=5000", "partition.dirichlet_client: clients=5000"),
+        ("partition.name=dirichlet", "partition.name = 'dirichlet': unknown"),
+        ("partition.concentration=0", "partition.dirichlet_client.concentration = 0"),
+        ("partition.alpha=1", "partition.dirichlet_client.alpha: unknown"),
+        ("model.name=mpl", "model.name = 'mpl': unknown; did you mean 'mlp'?"),
+        ("model.width=3", "model.mlp.width: unknown"),
+        ("algorithm.name=fedmoswaa", "algorithm = 'fedmoswaa': unknown; did you mean 'fedmoswa'?"),
+        ("algorithm.server_rat=1", "fedmoswa.server_rat: unknown; did you mean 'server_rate'?"),
+        ("algorithm.server_rate=-1", "fedmoswa.server_rate = -1"),
+        ("algorithm={gradient={part='along_momentum',radius=0.1}}", "needs the server vector 'momentum'"),
+        ("surprise=1", "surprise: unknown"),
+        ("training", "--set training: write it as key=value"),
+    ],
+)
+def test_bad_input_is_one_clear_line(tmp_path, assignment, complaint):
+    # A process for each would take minutes; the command line is the same code in this one.
+    code, error = invoke("run", str(EXAMPLE), "--set", assignment, "--folder", str(tmp_path / "run"))
+    assert code == 2, error
+    assert complaint in error
+    assert error.startswith("error: ")
+    assert "Traceback" not in error
+    assert len(error.strip().splitlines()) == 1
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def invoke(*arguments: str) -> tuple[int, str]:
+    from typer.testing import CliRunner
+
+    from flatfed import cli
+
+    result = CliRunner().invoke(cli.app, list(arguments))
+    return result.exit_code, result.stderr
+
+
+def test_bad_files_and_folders(tmp_path):
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[training\nrounds=1")
+    binary = tmp_path / "binary.toml"
+    binary.write_bytes(bytes(range(256)))
+    (tmp_path / "empty").mkdir()
+    for arguments, complaint in [
+        (["run", tmp_path / "missing.toml"], "cannot be read (No such file or directory)"),
+        (["run", broken], "not valid TOML"),
+        (["run", binary], "not a text file"),
+        (["run", tmp_path], "cannot be read"),
+        (["resume", tmp_path / "nowhere"], "no such run folder"),
+        (["resume", tmp_path / "empty"], "not a run folder"),
+    ]:
+        code, error = invoke(*map(str, arguments))
+        assert code == 2, error
+        assert complaint in error
+        assert len(error.strip().splitlines()) == 1
+
+
+def test_a_traceback_never_shows_for_a_wrong_command():
+    done = flatfed("compare", "fedavgg", "--seeds", 1)
+    assert done.returncode == 2
+    assert "did you mean 'fedavg'?" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_divergence_is_reported_and_keeps_the_run(tmp_path):
+    done = flatfed("run", EXAMPLE, *SHORT, "--set", "training.lr=1e30", "--folder", tmp_path / "run")
+    assert done.returncode == 1
+    assert "lower lr (now 1e+30)" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_an_interrupted_run_resumes_to_the_same_bytes(tmp_path, how):
+    settings = ["--set", "training.rounds=60", "--set", "training.checkpoint_every=7"]
+    straight, broken = tmp_path / "straight", tmp_path / "broken"
+    assert flatfed("run", EXAMPLE, *settings, "--folder", straight).returncode == 0
+    arguments = ["run", str(EXAMPLE), *settings, "--folder", str(broken)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flatfed", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    history = broken / "history.jsonl"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (history.exists() and history.read_text().count("\n") >= 10):
+        time.sleep(0.005)
+    os.kill(process.pid, how)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == (-signal.SIGKILL if how == signal.SIGKILL else 130)
+    assert b"Traceback" not in error
+    assert not (broken / "model.safetensors").exists(), "the run was over before it could be interrupted"
+    resumed = flatfed("resume", broken)
+    assert resumed.returncode == 0, resumed.stderr
+    assert (broken / "model.safetensors").read_bytes() == (straight / "model.safetensors").read_bytes()
+    rounds = [json.loads(line)["round"] for line in history.read_text().splitlines()]
+    assert rounds == list(range(1, 61))
