@@ -87,7 +87,7 @@ def demo(
     base = with_assignments(DEMO_BASE, [f"training.rounds={rounds}"])
     console.print(
         Panel(
-            "1,442 handwritten digits, split over 100 clients so unevenly that most see two or three classes "
+            "1,442 handwritten digits, split over 100 clients so unevenly that most see two to four classes "
             f"(Dirichlet 0.1).\nIn each of {rounds} rounds 10 clients train for 10 steps. Every method runs "
             f"under {seeds} seed{'s' if seeds > 1 else ''} with the same clients and batches, at a step size "
             "tuned on other seeds.",

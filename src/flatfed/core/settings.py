@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 
 from flatfed.core.errors import FlatfedError, one_line
 from flatfed.core.rounds import StepRule
-from flatfed.core.types import Count, NonNegative, Positive, PositiveShare
+from flatfed.core.types import Count, NonNegative, Positive, PositiveShare, Seed
 
 
 class Settings(BaseModel):
@@ -51,7 +51,7 @@ class Settings(BaseModel):
     """Rounds between evaluations; the last round is always evaluated."""
     evaluate: Literal["broadcast", "active_mean"] = "broadcast"
     """Evaluate the global model, or the mean of the participants' models."""
-    seed: Annotated[int, Field(strict=True, ge=0)] = 0
+    seed: Seed = 0
     device: str = "cpu"
     workers: Count | None = None
     """Worker threads; one per available core unless given. Results do not depend on it."""

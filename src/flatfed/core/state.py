@@ -7,12 +7,13 @@ and in a memory-mapped file beyond, so memory never depends on the size of the p
 
 from __future__ import annotations
 
+import mmap
 import tempfile
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 import numpy as np
 import torch
@@ -67,7 +68,8 @@ class ClientStore:
 
     A round's new rows are staged beside the old ones and become visible together in `commit`, so that an
     interrupted round leaves no trace. Rows fill memory up to `memory_bytes`, then a memory-mapped scratch
-    file in `folder` (default: the system's temporary folder) that is removed with the store.
+    file in `folder` (default: the system's temporary folder), which has no name and so vanishes with the
+    process however it ends.
     """
 
     def __init__(
@@ -82,10 +84,10 @@ class ClientStore:
         self.lengths = [dimensions.length(vector.size) for vector in self.vectors]
         self.row_length = sum(self.lengths)
         self.dtype = dtype
-        row_bytes = max(1, self.row_length * torch.empty((), dtype=dtype).element_size())
-        self._memory_slots = memory_bytes // row_bytes
+        self._row_bytes = self.row_length * torch.empty((), dtype=dtype).element_size()
+        self._memory_slots = memory_bytes // max(1, self._row_bytes)
         self._memory: dict[int, Tensor] = {}
-        self._file: tempfile._TemporaryFileWrapper[bytes] | None = None
+        self._file: IO[bytes] | None = None
         self._folder = folder
         self._mapped: Tensor | None = None
         self._slot: dict[int, int] = {}
@@ -158,17 +160,9 @@ class ClientStore:
         needed = self._slots - self._memory_slots
         if self._mapped is None or len(self._mapped) < needed:
             if self._file is None:
-                self._file = tempfile.NamedTemporaryFile(prefix="flatfed-clients-", dir=self._folder)  # noqa: SIM115
+                self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
             rows = max(64, 2 * needed)
-            row_bytes = self.row_length * torch.empty((), dtype=self.dtype).element_size()
-            self._file.truncate(rows * row_bytes)
-            self._mapped = torch.from_file(
-                self._file.name, shared=True, size=rows * self.row_length, dtype=self.dtype
-            ).view(rows, self.row_length)
+            self._file.truncate(rows * self._row_bytes)
+            mapped = mmap.mmap(self._file.fileno(), rows * self._row_bytes)
+            self._mapped = torch.frombuffer(mapped, dtype=self.dtype).view(rows, self.row_length)
         return self._mapped
-
-    def close(self) -> None:
-        self._mapped = None
-        if self._file is not None:
-            self._file.close()
-            self._file = None

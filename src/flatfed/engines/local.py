@@ -83,6 +83,14 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def _device(name: str) -> torch.device:
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise FlatfedError(f"device = {name!r}: cannot be used here ({reason})") from None
+
+
 @contextmanager
 def single_threaded() -> Iterator[None]:
     """One thread inside each operation: faster with several workers, and the same bits for any number."""
@@ -106,7 +114,7 @@ class LocalEngine:
         settings: Settings,
         metrics: Mapping[str, Metric],
     ) -> None:
-        self.device = torch.device(settings.device)
+        self.device = _device(settings.device)
         self.federation = federation.to(self.device)
         self.algorithm, self.loss, self.settings, self.metrics = algorithm, loss, settings, metrics
         self.layout = Layout(model)

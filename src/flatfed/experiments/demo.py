@@ -27,10 +27,10 @@ def _contestant(name: str, lr: float, **options: float) -> Contestant:
 
 DEMO_CONTESTANTS = [
     _contestant("fedavg", lr=0.5),
-    _contestant("fedsam", lr=0.5, radius=0.05),
-    _contestant("mofedsam", lr=0.5, radius=0.05),
+    _contestant("fedsam", lr=0.5, radius=0.2),
+    _contestant("mofedsam", lr=0.5, radius=0.2),
     _contestant("fedswa", lr=0.5),
-    _contestant("fedmoswa", lr=0.3),
-    _contestant("fednsam", lr=0.1, radius=0.1),
+    _contestant("fedmoswa", lr=0.5),
+    _contestant("fednsam", lr=0.5, radius=0.05),
     _contestant("fedsagd", lr=0.1),
 ]

@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from safetensors import SafetensorError
@@ -36,7 +36,13 @@ from torch import Tensor, nn
 from flatfed.core.errors import FlatfedError
 from flatfed.core.state import ClientStore
 
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks
+    fcntl = None  # type: ignore[assignment]
+
 FORMAT = 1
+LOCK = ".lock"
 History = list[dict[str, Any]]
 
 
@@ -135,6 +141,7 @@ class RunFolder:
         self.manifest_path = self.checkpoints / "manifest.json"
         self.history_path = path / "history.jsonl"
         self.model_path = path / "model.safetensors"
+        self._locked: IO[str] | None = None
         self._logged: list[dict[str, Any]] = []
         """The client files of the current checkpoint: name, digest, number of rows."""
 
@@ -149,6 +156,7 @@ class RunFolder:
     def create(self, config: Mapping[str, Any], engine: Mapping[str, Any]) -> None:
         """Writes what was asked for; an existing folder must ask for the same."""
         self.checkpoints.mkdir(parents=True, exist_ok=True)
+        self._lock()
         path = self.path / "config.json"
         if path.exists():
             before = read_json(path)
@@ -161,6 +169,21 @@ class RunFolder:
         write_json(self.path / "environment.json", environment(engine))
         # While the run goes on there is no final model, not even that of an earlier, shorter run.
         self.model_path.unlink(missing_ok=True)
+
+    def _lock(self) -> None:
+        """One process at a time; the system takes the lock back when the process ends, however it ends."""
+        if fcntl is None:
+            return
+        self._locked = (self.checkpoints / LOCK).open("w")
+        try:
+            fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise FlatfedError(f"{self.path}: another process is running it; wait or stop that one") from None
+
+    def close(self) -> None:
+        if self._locked is not None:
+            self._locked.close()
+            self._locked = None
 
     # -- history ------------------------------------------------------------------------------------------
 
@@ -203,7 +226,7 @@ class RunFolder:
         )
         self._logged = logged
         store.changed.clear()
-        wanted = {server_file["name"], *(each["name"] for each in logged), self.manifest_path.name}
+        wanted = {server_file["name"], *(each["name"] for each in logged), self.manifest_path.name, LOCK}
         for path in self.checkpoints.iterdir():
             if path.name not in wanted:
                 path.unlink()

@@ -109,7 +109,11 @@ def train(
     engine = LocalEngine(model, federation, algorithm, loss, settings, metrics)
     try:
         training = _Training(model, engine, Path(folder) if folder is not None else None, config)
-        return training.run(callbacks, evaluate_clients)
+        try:
+            return training.run(callbacks, evaluate_clients)
+        finally:
+            if training.folder is not None:
+                training.folder.close()
     finally:
         engine.close()
 
@@ -121,6 +125,8 @@ class _Training:
         self, model: nn.Module, engine: LocalEngine, folder: Path | None, config: Mapping[str, Any] | None
     ) -> None:
         self.module, self.engine = model, engine
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
         self.algorithm, self.settings = engine.algorithm, engine.settings
         vector = engine.initial_vector
         self.store = ClientStore(
@@ -128,6 +134,7 @@ class _Training:
             engine.dimensions,
             vector.dtype,
             int(self.settings.client_memory * 2**20),
+            folder,
         )
         self.round, self.consistent = 0, True
         self.buffers: dict[str, Tensor] = engine.initial_buffers
@@ -303,7 +310,8 @@ def _check_labels(model: nn.Module, federation: Federation, settings: Settings) 
         [("test", federation.test[1])] if federation.test else []
     )
     for name, targets in everything:
-        bad = targets[(targets < 0) | (targets >= classes)]
+        # −100 marks targets that cross-entropy leaves out.
+        bad = targets[((targets < 0) & (targets != -100)) | (targets >= classes)]
         if len(bad):
             raise FlatfedError(
                 f"targets: the {name} data have the label {int(bad[0])}, but the model has {classes} outputs "

@@ -4,8 +4,8 @@ No download, no network: the data set for tests, examples and first experiments.
 
 The split is part of the data set, not of a run: within each class, in stored order, every
 `TEST_STRIDE`-th image is a test image. It uses no random numbers, so it is the same for every seed,
-platform and library version, and stratified. Images are stored in runs by writer; taking every fifth
-puts all writers on both sides, so the test set measures new images, not new writers.
+platform and library version, and stratified. The data do not say who wrote what, so a writer may be
+on both sides: the test set measures new images, not new writers.
 """
 
 from __future__ import annotations

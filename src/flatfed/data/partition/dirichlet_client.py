@@ -3,8 +3,10 @@
 Rule: client i draws class proportions q_i ~ Dirichlet(concentration * 1) over the classes that occur.
 Clients of equal size are then filled in random order: whoever is next draws a class from its q_i,
 draws again while that class has run out, and takes a random sample of it. This is the per-client
-prior of Hsu et al. with the fill of the FedDyn code; FedDyn, FedACG, FedSAM and FedSAGD experiments
-use it (some cite Yurochkin et al., whose rule is the per-class cut of `dirichlet_class`).
+prior of Hsu et al. with the fill of the FedDyn code, used for FedDyn, FedSAM and FedSAGD (FedDyn and
+FedSAGD cite Yurochkin et al., whose rule is the per-class cut of `dirichlet_class`). FedACG uses the
+same prior but weighs single samples, not classes, by it. FedDyn picks the next client uniformly among
+those not yet full; here all slots of all clients are in uniformly random order.
 
 Sizes: equal to within one sample. Duplicates: none. Unused: none.
 

@@ -3,8 +3,7 @@
 Rule: client i draws class proportions q_i ~ Dirichlet(concentration * 1) over the classes that occur
 and then the class of each of its samples from q_i. A class hands out its samples in random order; when
 all are gone, the whole class is shuffled and handed out again. Clients therefore follow their priors
-exactly, whatever the others take. FL-Simulator and the work built on it (FedSMOO, FedLESAM, FedSWA,
-FedNSAM) split data this way.
+exactly, whatever the others take. FL-Simulator, FedLESAM, FedSWA and FedNSAM split data this way.
 
 Sizes: equal to within one sample. Duplicates: yes, between clients and, for a class handed out more
 than once, within a client. Unused: yes, the samples of classes in low demand; a small concentration
