@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from flatfed.core.errors import FlatfedError
+from flatfed.data.transform import AsStored, Transform
 
 Samples = tuple[Tensor, Tensor]
 
@@ -47,9 +48,13 @@ def stacked_batch(clients: Sequence[ClientData], positions: Sequence[Tensor]) ->
 
 
 class Federation(ABC):
-    """Clients numbered 0 … N−1, their data, and test data of the whole."""
+    """Clients numbered 0 … N−1, their data, and test data of the whole.
+
+    Samples are as stored; `transform` makes them what the model sees.
+    """
 
     test: Samples | None
+    transform: Transform = AsStored()
 
     @abstractmethod
     def __len__(self) -> int:
@@ -137,7 +142,12 @@ class PooledFederation(Federation):
     """All samples in two tensors, and the row numbers of each client."""
 
     def __init__(
-        self, inputs: Tensor, targets: Tensor, rows: Sequence[Tensor], test: Samples | None = None
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        rows: Sequence[Tensor],
+        test: Samples | None = None,
+        transform: Transform = AsStored(),  # noqa: B008 (frozen)
     ) -> None:
         _check_samples("data", inputs, targets)
         if not rows:
@@ -147,7 +157,7 @@ class PooledFederation(Federation):
                 raise FlatfedError(
                     f"clients[{number}]: it has no samples; leave it out or split the data differently"
                 )
-        self.inputs, self.targets, self.test = inputs, targets, test
+        self.inputs, self.targets, self.test, self.transform = inputs, targets, test, transform
         # One flat tensor with offsets: a list of a million small tensors would cost a kilobyte each.
         self._rows = torch.cat(list(rows))
         ends = torch.tensor([len(chosen) for chosen in rows]).cumsum(0)
@@ -187,6 +197,7 @@ class PooledFederation(Federation):
         moved.inputs, moved.targets = self.inputs.to(device), self.targets.to(device)
         moved.test = self.test and (self.test[0].to(device), self.test[1].to(device))
         moved._rows, moved._offsets = self._rows.to(device), self._offsets
+        moved.transform = self.transform
         return moved
 
 
@@ -219,5 +230,5 @@ class LoadedFederation(Federation):
         moved = LoadedFederation(
             self._clients, self._load, self.test and (self.test[0].to(device), self.test[1].to(device))
         )
-        moved._device = device
+        moved._device, moved.transform = device, self.transform
         return moved

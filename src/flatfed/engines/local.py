@@ -238,10 +238,16 @@ class LocalEngine:
             bound.module.train()
 
             def oracle(chosen: Tensor, purpose: str, step: int) -> ModuleOracle:
-                batch = data.batch(chosen.to(self.device))
+                inputs, targets = data.batch(chosen.to(self.device))
+                inputs = self._model_inputs(inputs, purpose, round_number, client, step)
                 key = random.key(self.settings.seed, purpose, round_number, client, step)
-                key_or_none = key if self.draws_random_numbers else None
-                return ModuleOracle(bound, self.loss, batch, key_or_none, moves_buffers=purpose == "step")
+                return ModuleOracle(
+                    bound,
+                    self.loss,
+                    (inputs, targets),
+                    key if self.draws_random_numbers else None,
+                    moves_buffers=purpose == "step",
+                )
 
             def each_step() -> Iterator[ModuleOracle]:
                 for step, chosen in enumerate(positions):
@@ -287,19 +293,29 @@ class LocalEngine:
         steps = len(positions[0])
         oracles: list[MatrixOracle] = []
 
-        def oracle(owners: Sequence[ClientData], chosen: Sequence[Tensor]) -> MatrixOracle:
-            return MatrixOracle(matrix, *stacked_batch(owners, [each.to(self.device) for each in chosen]))
+        transform = self.federation.transform
+
+        def oracle(owners: Sequence[ClientData], chosen: Sequence[Tensor], step: int | None) -> MatrixOracle:
+            inputs, targets = stacked_batch(owners, [each.to(self.device) for each in chosen])
+            if step is not None and transform.draws:
+                augmented = [
+                    self._model_inputs(own, "step", round_number, client, step)
+                    for own, client in zip(inputs, members, strict=True)
+                ]
+                return MatrixOracle(matrix, torch.stack(augmented), targets)
+            seen = transform.evaluate(inputs.flatten(0, 1))
+            return MatrixOracle(matrix, seen.unflatten(0, inputs.shape[:2]), targets)
 
         def each_step() -> Iterator[MatrixOracle]:
             for step in range(steps):
-                oracles.append(oracle(data, [own[step] for own in positions]))
+                oracles.append(oracle(data, [own[step] for own in positions], step))
                 yield oracles[-1]
 
         def full_gradient() -> Tensor:
             # Client by client, because their sizes may differ.
             return torch.cat(
                 [
-                    _full_gradient(model[None], len(own), lambda _, chosen: oracle([own], [chosen]))  # noqa: B023
+                    _full_gradient(model[None], len(own), lambda _, chosen: oracle([own], [chosen], None))  # noqa: B023
                     for own in data
                 ]
             )
@@ -327,6 +343,16 @@ class LocalEngine:
             evaluations=sum(self._evaluations(steps, len(own)) for own in data),
         )
 
+    def _model_inputs(
+        self, inputs: Tensor, purpose: str, round_number: int, client: int, step: int
+    ) -> Tensor:
+        """A training batch as the model sees it, augmented from the client's stream; full passes are not."""
+        transform = self.federation.transform
+        if purpose != "step" or not transform.draws:
+            return transform.evaluate(inputs)
+        generator = random.torch_generator(self.settings.seed, "augment", round_number, client, step)
+        return transform.train(inputs, generator)
+
     def _evaluations(self, steps: int, samples: int) -> int:
         """Minibatch gradients of one client's round; a pass over its data counts as its batches."""
         passes = -(-samples // (self.settings.batch_size or samples))
@@ -346,7 +372,8 @@ class LocalEngine:
         inputs, targets = data
 
         def work(start: int) -> Tensor:
-            batch = inputs[start : start + EVALUATION_BATCH].to(self.device)
+            stored = inputs[start : start + EVALUATION_BATCH].to(self.device)
+            batch = self.federation.transform.evaluate(stored)
             truth = targets[start : start + EVALUATION_BATCH].to(self.device)
             with self._model() as bound, torch.no_grad():
                 bound.bind(model)
@@ -401,6 +428,7 @@ def _probe(
     data = federation.client(0)
     (positions, *_) = batches(settings, len(data), 0, 0)
     inputs, targets = data.batch(positions.to(data.inputs.device))
+    inputs = federation.transform.evaluate(inputs)
     before = buffers_of(bound.module)
     shown = f"inputs {list(inputs.shape)} {str(inputs.dtype).removeprefix('torch.')}"
     if algorithm.gradient.needs_float_inputs and not inputs.is_floating_point():

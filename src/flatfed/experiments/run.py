@@ -300,7 +300,7 @@ def _check_labels(model: nn.Module, federation: Federation, settings: Settings) 
     clone = copy.deepcopy(model).eval()
     try:
         with torch.no_grad():
-            outputs = clone(federation.inputs[:1])
+            outputs = clone(federation.transform.evaluate(federation.inputs[:1]))
     except (RuntimeError, ValueError, TypeError, IndexError):
         return  # The engine's own first try says what is wrong with more to go by.
     if outputs.dim() < 2:
