@@ -28,12 +28,14 @@ def register(make: Callable[Options, Algorithm]) -> Callable[Options, Algorithm]
     """Enrols an algorithm's constructor under its function name and checks what it is called with."""
     name = make.__name__
     signature = inspect.signature(make)
-    checked = validate_call(make)
+    checked: Callable[..., Algorithm] = validate_call(make)
 
     @functools.wraps(make)
     def construct(*positional: Options.args, **named: Options.kwargs) -> Algorithm:
         try:
-            algorithm = checked(*positional, **named)
+            # Positional arguments get their names first, so that a complaint can use them.
+            given = signature.bind_partial(*positional).arguments
+            algorithm = checked(**{**given, **named})
         except ValidationError as error:
             raise FlatfedError(one_line(error, signature.parameters, prefix=name)) from None
         bound = signature.bind(*positional, **named)

@@ -31,10 +31,11 @@ class StepRule:
 
 
 class ClientResult(NamedTuple):
-    """A client's (or a chunk's) new vectors and its uploads, "displacement" among them."""
+    """A client's (or a chunk's) new vectors, its uploads ("displacement" among them) and how far it moved."""
 
     client: dict[str, Tensor]
     upload: dict[str, Tensor]
+    moved: Tensor
 
 
 def clipped(gradient: Tensor, limit: float) -> Tensor:
@@ -74,7 +75,7 @@ def client_round(
         finish = part.finish(context, remembered, moved)
         client |= finish.client
         upload |= finish.upload
-    return ClientResult(client, upload)
+    return ClientResult(client, upload, moved)
 
 
 @torch.no_grad()

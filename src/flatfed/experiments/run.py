@@ -22,7 +22,8 @@ from flatfed.core.sampling import cohort
 from flatfed.core.settings import Settings, SettingsOptions
 from flatfed.core.state import ClientStore, State, initial_state
 from flatfed.data.federation import Federation, PooledFederation
-from flatfed.engines.local import LocalEngine, Metric, Totals
+from flatfed.engines.local import LocalEngine
+from flatfed.engines.worker import Metric, Totals
 from flatfed.experiments.record import Checkpoint, History, RunFolder, save_module
 
 CHECKPOINT_SECONDS = 30.0
@@ -124,14 +125,14 @@ class _Training:
     def __init__(
         self, model: nn.Module, engine: LocalEngine, folder: Path | None, config: Mapping[str, Any] | None
     ) -> None:
-        self.module, self.engine = model, engine
+        self.module, self.engine, self.plan = model, engine, engine.plan
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-        self.algorithm, self.settings = engine.algorithm, engine.settings
+        self.algorithm, self.settings = engine.plan.algorithm, engine.plan.settings
         vector = engine.initial_vector
         self.store = ClientStore(
             self.algorithm.client_vectors,
-            engine.dimensions,
+            engine.plan.dimensions,
             vector.dtype,
             int(self.settings.client_memory * 2**20),
             folder,
@@ -140,7 +141,7 @@ class _Training:
         self.buffers: dict[str, Tensor] = engine.initial_buffers
         self.server = {
             "model": vector,
-            **initial_state(self.algorithm.server_vectors, engine.dimensions, vector),
+            **initial_state(self.algorithm.server_vectors, engine.plan.dimensions, vector),
         }
         self.history: History = []
         self.folder: RunFolder | None = None
@@ -151,10 +152,10 @@ class _Training:
                 "training": self.settings.model_dump(),
             }
             chosen = {
-                "path": engine.path,
-                "reason": engine.path_reason,
+                "path": engine.plan.path,
+                "reason": engine.plan.path_reason,
                 "workers": engine.workers,
-                "parameters": engine.layout.size,
+                "parameters": engine.plan.layout.size,
             }
             self.folder.create(asked, chosen)
             self._resume(self.folder)
@@ -171,7 +172,7 @@ class _Training:
                     f"rounds = {self.settings.rounds}: {folder.path} already has {checkpoint.round}; ask for "
                     "at least that many or choose another folder"
                 )
-            device = self.engine.device
+            device = self.plan.device
             self.round = checkpoint.round
             self.server = {name: value.to(device) for name, value in checkpoint.server.items()}
             self.buffers = {name: value.to(device) for name, value in checkpoint.buffers.items()}
@@ -196,7 +197,7 @@ class _Training:
         if self.round > saved_round:
             self._checkpoint()
         final = copy.deepcopy(self.module)
-        load_vector(final, self.engine.layout, self.server["model"].cpu())
+        load_vector(final, self.plan.layout, self.server["model"].cpu())
         load_buffers(final, self.buffers)
         clients = range(len(self.engine.federation)) if evaluate_clients else []
         per_client = self.engine.evaluate_clients(self.server["model"], self.buffers, clients)
@@ -209,8 +210,8 @@ class _Training:
             settings=self.settings,
             server=self.server,
             clients=self.store,
-            path=self.engine.path,
-            path_reason=self.engine.path_reason,
+            path=self.plan.path,
+            path_reason=self.plan.path_reason,
             per_client=per_client,
         )
 
@@ -255,7 +256,7 @@ class _Training:
         self, mean: Totals, server: State, buffers: State, clients: int, seconds: float
     ) -> dict[str, Any]:
         engine, settings, finished = self.engine, self.settings, self.round + 1
-        vector_bytes = engine.layout.size * engine.initial_vector.element_size()
+        vector_bytes = engine.plan.layout.size * engine.initial_vector.element_size()
         buffer_bytes = sum(value.numel() * value.element_size() for value in buffers.values())
         record: dict[str, Any] = {
             "round": finished,
@@ -273,7 +274,7 @@ class _Training:
         if test is not None and due:
             model = server["model"]
             if settings.evaluate == "active_mean":
-                model = self.server["model"] + mean.upload["displacement"]
+                model = self.algorithm.start.start(self.server) + mean.moved["moved"]
             found = engine.evaluate(model, buffers, test)
             record |= {f"test_{name}": value for name, value in found.items()}
         return record

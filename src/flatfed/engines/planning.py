@@ -1,0 +1,142 @@
+"""Trying a model once, and deciding by a fixed rule how its clients are trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from flatfed.core import random
+from flatfed.core.algorithm import Algorithm
+from flatfed.core.errors import FlatfedError
+from flatfed.core.flat import BoundModel, Layout, Loss, buffer_change, buffers_of
+from flatfed.core.sampling import batches, equal_batches
+from flatfed.core.settings import Settings
+from flatfed.core.state import Dimensions
+from flatfed.data.federation import Federation
+from flatfed.engines.oracles import MatrixGradients
+from flatfed.engines.worker import Metric, Plan
+
+MATRIX_PARAMETERS = 32_768
+"""Larger models keep a core busy by themselves, and a matrix of them falls out of the cache."""
+_CLIENT_BY_CLIENT = (nn.modules.conv._ConvNd, nn.RNNBase)
+
+
+def make_plan(
+    model: nn.Module,
+    federation: Federation,
+    algorithm: Algorithm,
+    loss: Loss,
+    settings: Settings,
+    metrics: Mapping[str, Metric],
+) -> Plan:
+    """Everything workers need to know, after one forward and backward pass on a batch of client 0."""
+    layout, device = Layout(model), usable_device(settings.device)
+    bound = BoundModel(model, layout, device)
+    tried = _try(bound, federation.to(device), loss, settings, algorithm)
+    path, reason = _choose_path(bound, tried, loss, settings, federation.common_size)
+    return Plan(
+        algorithm=algorithm,
+        loss=loss,
+        settings=settings,
+        metrics=metrics,
+        layout=layout,
+        dimensions=Dimensions(layout.size, tuple(tried.inputs.shape[1:])),
+        device=device,
+        draws_random_numbers=tried.draws_random_numbers,
+        path=path,
+        path_reason=reason,
+    )
+
+
+def usable_device(name: str) -> torch.device:
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise FlatfedError(f"device = {name!r}: cannot be used here ({reason})") from None
+
+
+@dataclass(frozen=True)
+class _Tried:
+    inputs: Tensor
+    targets: Tensor
+    draws_random_numbers: bool
+    changes_buffers: bool
+
+
+def _try(
+    bound: BoundModel, federation: Federation, loss: Loss, settings: Settings, algorithm: Algorithm
+) -> _Tried:
+    data = federation.client(0)
+    (positions, *_) = batches(settings, len(data), 0, 0)
+    stored, targets = data.batch(positions.to(data.inputs.device))
+    inputs = federation.transform.evaluate(stored)
+    before = buffers_of(bound.module)
+    shown = f"inputs {list(inputs.shape)} {_dtype(inputs)}"
+    if algorithm.gradient.needs_float_inputs and not inputs.is_floating_point():
+        raise FlatfedError(
+            f"algorithm: {algorithm.name} shifts the inputs, which must be floats, not {shown}"
+        )
+    bound.module.train()
+    values: list[Tensor] = []
+
+    def call() -> None:
+        values.append(loss(bound.module(inputs), targets))
+        torch.autograd.grad(values[0], bound.parameters, allow_unused=True)
+
+    try:
+        drawn = random.draws_random_numbers(call)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        if values and values[0].dim() != 0:
+            raise FlatfedError(
+                f"loss: it must return one number, not a tensor shaped {list(values[0].shape)}; take the "
+                "mean over the batch"
+            ) from None
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise FlatfedError(
+            f"model: it cannot be trained on a batch of client 0 ({shown}, targets {list(targets.shape)} "
+            f"{_dtype(targets)}): {reason}"
+        ) from error
+    changed = any(bool((change != 0).any()) for change in buffer_change(before, bound.buffers).values())
+    return _Tried(inputs, targets, drawn, changed)
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _choose_path(
+    bound: BoundModel, tried: _Tried, loss: Loss, settings: Settings, common_size: int | None
+) -> tuple[str, str]:
+    """How to train, and why: a fixed rule, so that the same configuration always takes the same path."""
+    layout = bound.layout
+    impossible = None
+    if tried.draws_random_numbers:
+        impossible = "the model draws random numbers"
+    elif tried.changes_buffers:
+        impossible = "the model changes its buffers"
+    elif not equal_batches(settings, common_size):
+        impossible = "clients take different numbers of steps or batches of different sizes"
+    elif settings.path == "client":
+        return "client", "asked for"
+    else:
+        try:
+            MatrixGradients(bound.module, layout, loss).plain(
+                layout.vector(bound.module)[None], tried.inputs[None], tried.targets[None]
+            )
+        except (RuntimeError, ValueError, NotImplementedError, TypeError) as error:
+            impossible = f"the model cannot be vectorised ({type(error).__name__})"
+    if settings.path == "matrix" and impossible:
+        raise FlatfedError(f"path = 'matrix': {impossible}; use path = 'client' or 'auto'")
+    if settings.path != "auto":
+        return settings.path, "asked for"
+    if impossible:
+        return "client", impossible
+    if any(isinstance(module, _CLIENT_BY_CLIENT) for module in bound.module.modules()):
+        return "client", "the model has convolutional or recurrent layers"
+    if layout.size > MATRIX_PARAMETERS:
+        return "client", f"the model has more than {MATRIX_PARAMETERS} parameters"
+    return "matrix", f"the model has at most {MATRIX_PARAMETERS} parameters and all batches have one shape"

@@ -1,0 +1,308 @@
+"""Training some clients with one model: the piece of work that every engine hands out.
+
+A worker owns a private copy of the model. It trains one client in place, or a chunk of clients as a matrix
+[C, P], and returns weighted sums, which engines add up in a fixed order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from flatfed.core import random
+from flatfed.core.algorithm import Algorithm, ClientContext
+from flatfed.core.flat import BoundModel, Layout, Loss, buffer_change, load_buffers
+from flatfed.core.rounds import ClientResult, client_round
+from flatfed.core.sampling import batches
+from flatfed.core.settings import Settings
+from flatfed.core.state import Dimensions, State
+from flatfed.data.federation import ClientData, Federation, Samples, stacked_batch
+from flatfed.engines.oracles import MatrixGradients, MatrixOracle, ModuleOracle
+
+FULL_GRADIENT_SLICE = 512
+
+Metric = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass
+class Totals:
+    """Weighted sums over clients: of uploads, buffer changes, losses and step sizes."""
+
+    weight: float = 0.0
+    upload: dict[str, Tensor] = field(default_factory=dict)
+    moved: dict[str, Tensor] = field(default_factory=dict)
+    """The displacement itself, where an evaluation of the participants' mean model needs it."""
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    rate: float = 0.0
+    loss: float = 0.0
+    evaluations: int = 0
+    """Minibatch gradients taken."""
+
+    def add(self, other: Totals) -> None:
+        """In place; must be called in the order of the chunks."""
+        for own, new in (
+            (self.upload, other.upload),
+            (self.moved, other.moved),
+            (self.buffers, other.buffers),
+        ):
+            for name, value in new.items():
+                if name in own:
+                    own[name] += value
+                else:
+                    own[name] = value.clone()
+        self.weight += other.weight
+        self.rate += other.rate
+        self.loss += other.loss
+        self.evaluations += other.evaluations
+
+    def mean(self) -> Totals:
+        def divided(vectors: State) -> dict[str, Tensor]:
+            return {name: value / self.weight for name, value in vectors.items()}
+
+        return Totals(
+            weight=self.weight,
+            upload=divided(self.upload),
+            moved=divided(self.moved),
+            buffers=divided(self.buffers),
+            rate=self.rate / self.weight,
+            loss=self.loss / self.weight,
+            evaluations=self.evaluations,
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all workers of a training have in common."""
+
+    algorithm: Algorithm
+    loss: Loss
+    settings: Settings
+    metrics: Mapping[str, Metric]
+    layout: Layout
+    dimensions: Dimensions
+    device: torch.device
+    draws_random_numbers: bool
+    """Whether the model does, in training."""
+    path: str
+    """"matrix" or "client"."""
+    path_reason: str
+
+
+class Worker:
+    """One model and the data, ready to train clients and to evaluate."""
+
+    def __init__(self, plan: Plan, model: nn.Module, federation: Federation) -> None:
+        self.plan, self.federation = plan, federation
+        self.bound = BoundModel(model, plan.layout, plan.device)
+        self.matrix = MatrixGradients(self.bound.module, plan.layout, plan.loss)
+
+    def train(
+        self,
+        members: Sequence[int],
+        received: State,
+        buffers: State,
+        states: Sequence[State],
+        round_number: int,
+    ) -> tuple[Totals, list[dict[str, Tensor]]]:
+        """The sums of some clients' rounds and their new vectors, in the order of `members`."""
+        load_buffers(self.bound.module, buffers)
+        self.bound.module.train()
+        if self.plan.path == "matrix":
+            return self._train_matrix(members, received, states, round_number)
+        totals, new_states = Totals(), []
+        for client, state in zip(members, states, strict=True):
+            own, new_state = self._train_client(client, received, buffers, state, round_number)
+            totals.add(own)
+            new_states.append(new_state)
+        return totals, new_states
+
+    def evaluate(self, model: Tensor, buffers: State, samples: Samples) -> Tensor:
+        """The mean loss and the metrics of a model on stored samples, in evaluation mode."""
+        inputs, targets = (tensor.to(self.plan.device) for tensor in samples)
+        self.bound.bind(model)
+        load_buffers(self.bound.module, buffers)
+        self.bound.module.eval()
+        with torch.no_grad():
+            outputs = self.bound.module(self.federation.transform.evaluate(inputs))
+            functions = (self.plan.loss, *self.plan.metrics.values())
+            return torch.stack([function(outputs, targets).double().cpu() for function in functions])
+
+    def _context(
+        self,
+        received: State,
+        state: State,
+        steps: int,
+        round_number: int,
+        full_gradient: Callable[[], Tensor],
+    ) -> ClientContext:
+        kept: list[Tensor] = []
+
+        def once() -> Tensor:
+            # Parts that want the full gradient share one pass.
+            if not kept:
+                kept.append(full_gradient())
+            return kept[0]
+
+        return ClientContext(
+            round=round_number,
+            received=received,
+            client=state,
+            rates=self.plan.algorithm.schedule.rates(self.plan.settings.rate(round_number), steps),
+            layout=self.plan.layout,
+            input_shape=self.plan.dimensions.input_shape,
+            full_gradient=once,
+        )
+
+    def _train_client(
+        self, client: int, received: State, buffers: State, state: State, round_number: int
+    ) -> tuple[Totals, dict[str, Tensor]]:
+        plan, bound, model = self.plan, self.bound, received["model"]
+        load_buffers(bound.module, buffers)
+        data = self.federation.client(client)
+        positions = batches(plan.settings, len(data), round_number, client)
+        oracles: list[ModuleOracle] = []
+
+        def oracle(chosen: Tensor, purpose: str, step: int) -> ModuleOracle:
+            inputs, targets = data.batch(chosen.to(plan.device))
+            if purpose == "step":
+                inputs = self._augmented(inputs, round_number, client, step)
+            else:
+                inputs = self.federation.transform.evaluate(inputs)
+            key = None
+            if plan.draws_random_numbers:
+                key = random.key(plan.settings.seed, purpose, round_number, client, step)
+            return ModuleOracle(bound, plan.loss, (inputs, targets), key, moves_buffers=purpose == "step")
+
+        def each_step() -> Iterator[ModuleOracle]:
+            for step, chosen in enumerate(positions):
+                oracles.append(oracle(chosen, "step", step))
+                yield oracles[-1]
+
+        def full_gradient() -> Tensor:
+            return _full_gradient(model, len(data), lambda step, chosen: oracle(chosen, "full", step))
+
+        context = self._context(received, state, len(positions), round_number, full_gradient)
+        result = client_round(plan.algorithm, context, each_step(), plan.settings.step_rule, model.clone())
+        weight = float(len(data)) if plan.settings.weighting == "samples" else 1.0
+
+        def weighted(vectors: State) -> dict[str, Tensor]:
+            return {name: value if weight == 1 else weight * value for name, value in vectors.items()}
+
+        totals = Totals(
+            weight=weight,
+            upload=weighted(result.upload),
+            moved=weighted(self._moved(result)),
+            buffers=weighted(buffer_change(buffers, bound.buffers)),
+            rate=weight * context.total_rate,
+            loss=weight * float(torch.stack([each.loss for each in oracles]).mean()),  # type: ignore[misc]
+            evaluations=self._evaluations(len(positions), len(data)),
+        )
+        return totals, result.client
+
+    def _train_matrix(
+        self, members: Sequence[int], received: State, states: Sequence[State], round_number: int
+    ) -> tuple[Totals, list[dict[str, Tensor]]]:
+        plan, model = self.plan, received["model"]
+        data = [self.federation.client(client) for client in members]
+        positions = [
+            batches(plan.settings, len(own), round_number, client)
+            for own, client in zip(data, members, strict=True)
+        ]
+        steps = len(positions[0])
+        oracles: list[MatrixOracle] = []
+
+        def each_step() -> Iterator[MatrixOracle]:
+            for step in range(steps):
+                inputs, targets = self._stacked(data, [own[step] for own in positions])
+                if self.federation.transform.draws:
+                    seen = torch.stack(
+                        [
+                            self._augmented(own, round_number, client, step)
+                            for own, client in zip(inputs, members, strict=True)
+                        ]
+                    )
+                else:
+                    seen = self._evaluated(inputs)
+                oracles.append(MatrixOracle(self.matrix, seen, targets))
+                yield oracles[-1]
+
+        def full_gradient_of(own: ClientData) -> Tensor:
+            def oracle(_: int, chosen: Tensor) -> MatrixOracle:
+                inputs, targets = self._stacked([own], [chosen])
+                return MatrixOracle(self.matrix, self._evaluated(inputs), targets)
+
+            return _full_gradient(model[None], len(own), oracle)
+
+        stacked_state = {name: torch.stack([state[name] for state in states]) for name in states[0]}
+        context = self._context(
+            received,
+            stacked_state,
+            steps,
+            round_number,
+            # Client by client, because their sizes may differ.
+            lambda: torch.cat([full_gradient_of(own) for own in data]),
+        )
+        point = model.expand(len(members), -1).clone()  # [C, P]
+        result = client_round(plan.algorithm, context, each_step(), plan.settings.step_rule, point)
+        by_samples = plan.settings.weighting == "samples"
+        weights = model.new_tensor([len(own) if by_samples else 1 for own in data])  # [C]
+        losses = torch.stack([each.loss for each in oracles])  # type: ignore[misc]  # [K, C]
+
+        def summed(vectors: State) -> dict[str, Tensor]:
+            return {
+                name: (weights[:, None] * value if by_samples else value).sum(0)
+                for name, value in vectors.items()
+            }
+
+        totals = Totals(
+            weight=float(weights.sum()),
+            upload=summed(result.upload),
+            moved=summed(self._moved(result)),
+            rate=float(weights.sum()) * context.total_rate,
+            loss=float((weights * losses.mean(0)).sum()),
+            evaluations=sum(self._evaluations(steps, len(own)) for own in data),
+        )
+        # A vector without a client axis is the same for everybody.
+        new_states = [
+            {name: value[index] if value.dim() > 1 else value for name, value in result.client.items()}
+            for index in range(len(members))
+        ]
+        return totals, new_states
+
+    def _stacked(self, owners: Sequence[ClientData], chosen: Sequence[Tensor]) -> Samples:
+        return stacked_batch(owners, [positions.to(self.plan.device) for positions in chosen])
+
+    def _evaluated(self, inputs: Tensor) -> Tensor:
+        """Stored inputs [C, B, …] as the model sees them, without augmentation."""
+        seen = self.federation.transform.evaluate(inputs.flatten(0, 1))
+        return seen.unflatten(0, inputs.shape[:2])
+
+    def _augmented(self, inputs: Tensor, round_number: int, client: int, step: int) -> Tensor:
+        """A training batch as the model sees it, augmented from the client's stream."""
+        transform = self.federation.transform
+        if not transform.draws:
+            return transform.evaluate(inputs)
+        generator = random.torch_generator(self.plan.settings.seed, "augment", round_number, client, step)
+        return transform.train(inputs, generator)
+
+    def _moved(self, result: ClientResult) -> dict[str, Tensor]:
+        return {"moved": result.moved} if self.plan.settings.evaluate == "active_mean" else {}
+
+    def _evaluations(self, steps: int, samples: int) -> int:
+        """Minibatch gradients of one client's round; a pass over its data counts as its batches."""
+        algorithm = self.plan.algorithm
+        passes = -(-samples // (self.plan.settings.batch_size or samples))
+        return steps * algorithm.gradient_evaluations + passes * algorithm.full_gradients
+
+
+def _full_gradient(
+    point: Tensor, samples: int, oracle: Callable[[int, Tensor], Callable[[Tensor], Tensor]]
+) -> Tensor:
+    """The gradient of the mean loss over all of a client's samples, in slices."""
+    total = torch.zeros_like(point)
+    for number, chosen in enumerate(torch.arange(samples).split(FULL_GRADIENT_SLICE)):
+        total += oracle(number, chosen)(point) * (len(chosen) / samples)
+    return total

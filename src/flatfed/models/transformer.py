@@ -1,0 +1,174 @@
+"""Vision transformers, through the optional package `transformers`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flatfed.core.errors import FlatfedError, did_you_mean
+from flatfed.models.convolutional import image_shape
+
+_SWIN_DEPTHS = [2, 2, 18, 2]
+_LOADING = {"attn_implementation": "eager", "dtype": torch.float32}
+"""torch's fused attention has no batching rule and no second derivative; plain attention has both, and with
+a few hundred patches it is hardly slower."""
+
+
+def vit_base(
+    input_shape: Sequence[int],
+    classes: int,
+    pretrained: str | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> nn.Module:
+    """ViT-Base with 16×16 patches of 224×224 images; the FedSWA and FedNSAM papers fine-tune it.
+
+    85,806,346 parameters with 10 classes, 85,875,556 with 100. Images of another size are resized.
+    `pretrained` is a folder with `config.json` and the weights; a last layer for other classes is replaced.
+    Without it the weights are random. `config` replaces fields of transformers' ViTConfig, for instance
+    `{"num_hidden_layers": 2}`.
+    """
+    return _classifier("vit", {}, input_shape, classes, pretrained, config)
+
+
+def swin_small(
+    input_shape: Sequence[int],
+    classes: int,
+    pretrained: str | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> nn.Module:
+    """Swin-Small with 4×4 patches of 224×224 images and windows of 7; the FedNSAM paper fine-tunes it.
+
+    48,844,948 parameters with 10 classes, 48,914,158 with 100. Options as in `vit_base`, with the fields of
+    SwinConfig. Its stochastic depth of 0.1 draws random numbers, so clients train one by one;
+    `{"drop_path_rate": 0.0}` switches it off.
+    """
+    shape = {"embed_dim": 96, "depths": _SWIN_DEPTHS, "num_heads": [3, 6, 12, 24]}
+    return _classifier("swin", shape, input_shape, classes, pretrained, config)
+
+
+def swin_base(
+    input_shape: Sequence[int],
+    classes: int,
+    pretrained: str | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> nn.Module:
+    """Swin-Base with 4×4 patches of 224×224 images and windows of 7; the FedNSAM paper fine-tunes it.
+
+    86,753,474 parameters with 10 classes, 86,845,724 with 100. Options as in `swin_small`.
+    """
+    shape = {"embed_dim": 128, "depths": _SWIN_DEPTHS, "num_heads": [4, 8, 16, 32]}
+    return _classifier("swin", shape, input_shape, classes, pretrained, config)
+
+
+class ImageClassifier(nn.Module):
+    """A network of transformers that takes images of any size and returns the logits alone."""
+
+    def __init__(self, network: nn.Module, sides: tuple[int, int]) -> None:
+        super().__init__()
+        self.network, self.sides = network, sides
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if tuple(inputs.shape[-2:]) != self.sides:
+            inputs = F.interpolate(inputs, size=self.sides, mode="bilinear", antialias=True)
+        logits: Tensor = self.network(pixel_values=inputs).logits
+        return logits
+
+
+def _classifier(
+    kind: str,
+    shape: Mapping[str, Any],
+    input_shape: Sequence[int],
+    classes: int,
+    pretrained: str | None,
+    overrides: Mapping[str, Any] | None,
+) -> nn.Module:
+    channels, *_ = image_shape(input_shape)
+    try:
+        transformers = importlib.import_module("transformers")
+    except ImportError:
+        raise FlatfedError("transformers: not installed; pip install 'flatfed[transformers]'") from None
+    kinds = {"vit": transformers.ViTConfig, "swin": transformers.SwinConfig}
+    overrides = dict(overrides or {})
+    known = set(kinds[kind]().to_dict()) - {"num_channels"}  # That is the inputs'.
+    for name in overrides:
+        if name not in known:
+            raise FlatfedError(f"config.{name}: unknown; {did_you_mean(str(name), known)}")
+    given = {**overrides, "num_labels": classes}
+    try:
+        if pretrained is None:
+            config = kinds[kind](**{**shape, **given, "num_channels": channels})
+            network = transformers.AutoModelForImageClassification.from_config(config, **_LOADING)
+        else:
+            config = _stored_config(transformers, pretrained, kind, channels, given)
+            network = _stored_network(transformers, pretrained, config)
+    except FlatfedError:
+        raise
+    except Exception as error:  # What transformers raises for a bad field is not documented.
+        reason = " ".join(str(error).split()) or type(error).__name__
+        where = "config" if pretrained is None else f"pretrained = {pretrained!r}"
+        raise FlatfedError(f"{where}: cannot build the model: {reason}") from error
+    side = config.image_size
+    height, width = side if isinstance(side, list | tuple) else (side, side)
+    return ImageClassifier(network, (height, width))
+
+
+def _stored_config(transformers: Any, folder: str, kind: str, channels: int, given: Mapping[str, Any]) -> Any:
+    if not (Path(folder) / "config.json").is_file():
+        raise FlatfedError(
+            f"pretrained = {folder!r}: not a folder with config.json; download the model and give its folder"
+        )
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, **given)
+    if config.model_type != kind:
+        raise FlatfedError(f"pretrained = {folder!r}: holds a model of type {config.model_type}, not {kind}")
+    if config.num_channels != channels:
+        raise FlatfedError(
+            f"pretrained = {folder!r}: takes images with {config.num_channels} channels, but the inputs have "
+            f"{channels}; convert them"
+        )
+    return config
+
+
+def _stored_network(transformers: Any, folder: str, config: Any) -> nn.Module:
+    """The stored weights under a new last layer; anything else that is missing is an error."""
+    with _quiet(transformers):
+        network, found = transformers.AutoModelForImageClassification.from_pretrained(
+            folder,
+            config=config,
+            local_files_only=True,
+            **_LOADING,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    mismatched = {item if isinstance(item, str) else item[0] for item in found["mismatched_keys"]}
+    absent = sorted(
+        name for name in {*found["missing_keys"], *mismatched} if not name.startswith("classifier.")
+    )
+    if absent:
+        raise FlatfedError(
+            f"pretrained = {folder!r}: {len(absent)} weights are missing or of another shape, for instance "
+            f"{absent[0]}; give the folder of this model and do not change its shape in config"
+        )
+    assert isinstance(network, nn.Module)
+    return network
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """No progress bar and no report about the replaced last layer."""
+    logging = transformers.utils.logging
+    level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bar:
+            logging.enable_progress_bar()
