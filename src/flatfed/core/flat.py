@@ -22,6 +22,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from flatfed.core.errors import FlatfedError
+
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -42,10 +44,10 @@ class Layout:
     def __init__(self, module: nn.Module) -> None:
         parameters = [(name, value) for name, value in module.named_parameters() if value.requires_grad]
         if not parameters:
-            raise ValueError("model: it has no trainable parameters; set requires_grad on some of them")
+            raise FlatfedError("model: it has no trainable parameters; set requires_grad on some of them")
         dtypes = {value.dtype for _, value in parameters}
         if len(dtypes) > 1:
-            raise ValueError(f"model: parameters have several dtypes {sorted(map(str, dtypes))}; use one")
+            raise FlatfedError(f"model: parameters have several dtypes {sorted(map(str, dtypes))}; use one")
         entries, start = [], 0
         for name, value in parameters:
             entries.append(Entry(name, value.shape, start, value.numel(), value.dim() == 4))
@@ -137,8 +139,12 @@ class BoundModel:
         self.layout = layout
         names = {entry.name for entry in layout.entries}
         self.parameters = [value for name, value in self.module.named_parameters() if name in names]
-        self.buffers = dict(self.module.named_buffers())
         self._address: int | None = None
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """The buffers as they are now; a module may replace them as well as change them."""
+        return dict(self.module.named_buffers())
 
     def bind(self, vector: Tensor) -> None:
         """Makes the parameters views of `vector` [P]; free when they already are.

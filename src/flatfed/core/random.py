@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from flatfed.core.errors import FlatfedError
+
 aten = torch.ops.aten
 
 
@@ -63,12 +65,22 @@ _REWRITTEN: dict[Any, Callable[..., Any]] = {
     aten.randint_like.default: lambda generator, like, high, **options: torch.empty_like(
         like, **options
     ).random_(0, high, generator=generator),
+    aten.randint_like.low_dtype: lambda generator, like, low, high, **options: torch.empty_like(
+        like, **options
+    ).random_(low, high, generator=generator),
     aten.native_dropout.default: _fused_dropout,
 }
 
 
-def _is_random(operation: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in operation.tags
+def _is_random(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    if torch.Tag.nondeterministic_seeded not in operation.tags:
+        return False
+    # Attention kernels are marked as random even when they drop nothing.
+    names = [argument.name for argument in operation._schema.arguments]
+    if "dropout_p" not in names:
+        return True
+    position = names.index("dropout_p")
+    return bool(args[position] if len(args) > position else kwargs.get("dropout_p", 0.0))
 
 
 class _RouteRandomness(TorchDispatchMode):
@@ -86,14 +98,19 @@ class _RouteRandomness(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if not _is_random(func):
+        if not _is_random(func, args, kwargs):
             return func(*args, **kwargs)
+        if torch._C._current_autograd_node() is not None:
+            raise FlatfedError(
+                "model: it draws random numbers again in the backward pass, which would not be the same; "
+                "switch off activation checkpointing or dropout"
+            )
         if func in _REWRITTEN:
             return _REWRITTEN[func](self.generator, *args, **kwargs)
         names = [argument.name for argument in func._schema.arguments]
         if "generator" not in names:
-            raise RuntimeError(
-                f"the model calls the random operation {func}, which cannot be tied to a client's random "
+            raise FlatfedError(
+                f"model: it calls the random operation {func}, which cannot be tied to a client's random "
                 "stream; use nn.Dropout, torch.bernoulli, uniform_ or normal_ instead"
             )
         position = names.index("generator")
@@ -111,8 +128,9 @@ class _NoticeRandomness(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        self.seen = self.seen or _is_random(func)
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        self.seen = self.seen or _is_random(func, args, kwargs)
+        return func(*args, **kwargs)
 
 
 def routed(generator: torch.Generator | None) -> AbstractContextManager[Any]:

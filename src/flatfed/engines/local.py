@@ -27,6 +27,7 @@ from flatfed.core.flat import Loss, buffers_of
 from flatfed.core.settings import Settings
 from flatfed.core.state import ClientStore, State
 from flatfed.data.federation import Federation, Samples
+from flatfed.engines.oracles import UNEXPECTED_DRAWS
 from flatfed.engines.planning import make_plan
 from flatfed.engines.worker import Metric, Totals, Worker
 
@@ -107,10 +108,7 @@ class LocalEngine:
             for part in self._in_order(work, chunks):
                 totals.add(part)
         if not self.plan.draws_random_numbers and not torch.equal(before, torch.get_rng_state()):
-            raise FlatfedError(
-                "model: it drew random numbers in training that it did not draw when it was first tried, so "
-                "its results would depend on the order of work; draw them in every forward pass or in none"
-            )
+            raise FlatfedError(UNEXPECTED_DRAWS)
         return totals.mean()
 
     def evaluate(self, model: Tensor, buffers: State, data: Samples) -> dict[str, float]:

@@ -6,17 +6,23 @@ random draws, and only the first moves buffers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
+from flatfed.core.errors import FlatfedError
 from flatfed.core.flat import BoundModel, Layout, Loss, buffers_of, load_buffers
 from flatfed.core.random import routed
 from flatfed.data.federation import Samples
 
 Shift = Callable[..., Tensor]
+UNEXPECTED_DRAWS = (
+    "model: it drew random numbers in training that it did not draw when it was first tried, so its results "
+    "would depend on the order of work; draw them in every forward pass or in none"
+)
 
 
 class ModuleOracle:
@@ -101,6 +107,17 @@ class MatrixGradients:
         return vmap(grad_and_value(loss_of, argnums=(0, 1)))
 
 
+@contextmanager
+def _no_draws() -> Iterator[None]:
+    """vmap refuses random operations; say so in the user's terms."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "randomness" not in str(error):
+            raise
+        raise FlatfedError(UNEXPECTED_DRAWS) from None
+
+
 class MatrixOracle:
     """The batches of a chunk of clients, inputs [C, B, …]."""
 
@@ -109,14 +126,16 @@ class MatrixOracle:
         self.loss: Tensor | None = None
 
     def __call__(self, point: Tensor) -> Tensor:
-        gradient, loss = self.gradients.plain(point, self.inputs, self.targets)
+        with _no_draws():
+            gradient, loss = self.gradients.plain(point, self.inputs, self.targets)
         self._keep(loss)
         return gradient
 
     def shifted(
         self, point: Tensor, shift: Shift, parameters: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        slopes, loss = self.gradients.shifted(shift)(point, parameters, self.inputs, self.targets)
+        with _no_draws():
+            slopes, loss = self.gradients.shifted(shift)(point, parameters, self.inputs, self.targets)
         self._keep(loss)
         return slopes
 

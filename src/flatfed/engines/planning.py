@@ -89,6 +89,8 @@ def _try(
 
     try:
         drawn = random.draws_random_numbers(call)
+    except FlatfedError:
+        raise
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         if values and values[0].dim() != 0:
             raise FlatfedError(

@@ -125,7 +125,12 @@ class Worker:
         self.bound.bind(model)
         load_buffers(self.bound.module, buffers)
         self.bound.module.eval()
-        with torch.no_grad():
+        # Models that are random even in evaluation mode see the same draws every time.
+        generator = None
+        if self.plan.draws_random_numbers:
+            key = random.key(self.plan.settings.seed, "evaluation")
+            generator = torch.Generator(self.plan.device).manual_seed(key)
+        with torch.no_grad(), random.routed(generator):
             outputs = self.bound.module(self.federation.transform.evaluate(inputs))
             functions = (self.plan.loss, *self.plan.metrics.values())
             return torch.stack([function(outputs, targets).double().cpu() for function in functions])

@@ -25,15 +25,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from flatfed.core.errors import FlatfedError
+from flatfed.core.errors import FlatfedError, one_line
 from flatfed.core.state import ClientStore
 
 try:
@@ -123,6 +124,39 @@ def environment(engine: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+class StoredFile(BaseModel):
+    """A safetensors file of a checkpoint and the digest of its content."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    name: str
+    sha256: str
+    rows: int = 0
+    """Clients in the file, for files of client state."""
+
+
+class Manifest(BaseModel):
+    """What a checkpoint consists of."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: int
+    round: Annotated[int, Field(strict=True, ge=0)]
+    server: StoredFile
+    clients: tuple[StoredFile, ...] = ()
+
+    @classmethod
+    def read(cls, path: Path) -> Manifest:
+        content = read_json(path)
+        found = content.get("format") if isinstance(content, dict) else None
+        if found != FORMAT:
+            raise FlatfedError(f"{path}: its format is {found!r}, this version reads {FORMAT}")
+        try:
+            return cls(**content)
+        except ValidationError as error:
+            raise FlatfedError(f"{path}: damaged ({one_line(error)})") from None
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A run's state after `round` rounds."""
@@ -142,8 +176,7 @@ class RunFolder:
         self.history_path = path / "history.jsonl"
         self.model_path = path / "model.safetensors"
         self._locked: IO[str] | None = None
-        self._logged: list[dict[str, Any]] = []
-        """The client files of the current checkpoint: name, digest, number of rows."""
+        self._manifest = Manifest(format=FORMAT, round=0, server=StoredFile(name="", sha256=""))
 
     @classmethod
     def existing(cls, path: Path) -> RunFolder:
@@ -153,8 +186,8 @@ class RunFolder:
             raise FlatfedError(f"{path}: not a run folder, it has no config.json")
         return cls(path)
 
-    def create(self, config: Mapping[str, Any], engine: Mapping[str, Any]) -> None:
-        """Writes what was asked for; an existing folder must ask for the same."""
+    def open(self, config: Mapping[str, Any]) -> None:
+        """Takes the folder for this process; an existing run must have asked for the same."""
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         self._lock()
         path = self.path / "config.json"
@@ -165,10 +198,15 @@ class RunFolder:
                 raise FlatfedError(
                     f"{self.path}: it holds another run ({different}); choose another folder or remove it"
                 )
-        write_json(path, config)
+
+    def begin(self, config: Mapping[str, Any], engine: Mapping[str, Any], history: History) -> None:
+        """Writes what is asked for, once everything has been found in order."""
+        write_json(self.path / "config.json", config)
         write_json(self.path / "environment.json", environment(engine))
         # While the run goes on there is no final model, not even that of an earlier, shorter run.
         self.model_path.unlink(missing_ok=True)
+        lines = "".join(json.dumps(record) + "\n" for record in history)
+        write_atomically(self.history_path, lines.encode())
 
     def _lock(self) -> None:
         """One process at a time; the system takes the lock back when the process ends, however it ends."""
@@ -192,19 +230,17 @@ class RunFolder:
         if not self.history_path.exists():
             return []
         history: History = []
-        for line in self.history_path.read_text().splitlines():
+        for line in self.history_path.read_text(errors="replace").splitlines():
             try:
                 record = json.loads(line)
             except ValueError:
                 break
-            if rounds is not None and record["round"] > rounds:
+            # Rounds count from 1; a line that is not the next round ends what can be trusted.
+            number = record.get("round") if isinstance(record, dict) else None
+            if number != len(history) + 1 or (rounds is not None and number > rounds):
                 break
             history.append(record)
         return history
-
-    def rewrite_history(self, history: History) -> None:
-        lines = "".join(json.dumps(record) + "\n" for record in history)
-        write_atomically(self.history_path, lines.encode())
 
     def append_history(self, record: Mapping[str, Any]) -> None:
         with self.history_path.open("a") as file:
@@ -218,75 +254,76 @@ class RunFolder:
                 os.fsync(file.fileno())
         tensors = {f"server/{name}": value for name, value in checkpoint.server.items()}
         tensors |= {f"buffers/{name}": value for name, value in checkpoint.buffers.items()}
-        server_file = self._write_tensors(f"server-{checkpoint.round}.safetensors", tensors)
-        logged = self._log_clients(checkpoint.round, store)
-        write_json(
-            self.manifest_path,
-            {"format": FORMAT, "round": checkpoint.round, "server": server_file, "clients": logged},
+        manifest = Manifest(
+            format=FORMAT,
+            round=checkpoint.round,
+            server=self._write_tensors(f"server-{checkpoint.round}.safetensors", tensors),
+            clients=self._log_clients(checkpoint.round, store),
         )
-        self._logged = logged
+        write_json(self.manifest_path, manifest.model_dump())
+        self._manifest = manifest
         store.changed.clear()
-        wanted = {server_file["name"], *(each["name"] for each in logged), self.manifest_path.name, LOCK}
+        files = {manifest.server.name, *(entry.name for entry in manifest.clients)}
         for path in self.checkpoints.iterdir():
-            if path.name not in wanted:
+            if path.name not in files | {self.manifest_path.name, LOCK}:
                 path.unlink()
 
-    def _log_clients(self, round_number: int, store: ClientStore) -> list[dict[str, Any]]:
-        if not store.vectors:
-            return []
-        logged_rows = sum(each["rows"] for each in self._logged)
-        everything = logged_rows + len(store.changed) > 2 * len(store)
+    def _log_clients(self, round_number: int, store: ClientStore) -> tuple[StoredFile, ...]:
+        """The client files of the next checkpoint: those of the last one and the rows that changed."""
+        logged = self._manifest.clients
+        old_rows = sum(entry.rows for entry in logged)
+        everything = old_rows + len(store.changed) > 2 * len(store)
         clients = store.clients() if everything else sorted(store.changed)
         if not clients:
-            return self._logged
-        rows = [store.row(client) for client in clients]
-        tensors = {
-            "clients": torch.tensor(clients),
-            "rows": torch.stack([row for row in rows if row is not None]),
-        }
-        entry = self._write_tensors(f"clients-{round_number}.safetensors", tensors)
-        return [*([] if everything else self._logged), {**entry, "rows": len(clients)}]
+            return logged
+        rows = [row for client in clients if (row := store.row(client)) is not None]
+        entry = self._write_tensors(
+            f"clients-{round_number}.safetensors",
+            {"clients": torch.tensor(clients), "rows": torch.stack(rows)},
+            rows=len(clients),
+        )
+        return (entry,) if everything else (*logged, entry)
 
-    def _write_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    def _write_tensors(self, name: str, tensors: Mapping[str, Tensor], rows: int = 0) -> StoredFile:
         content = save_tensors({key: value.cpu().contiguous() for key, value in tensors.items()})
         write_atomically(self.checkpoints / name, content)
-        return {"name": name, "sha256": hashlib.sha256(content).hexdigest()}
+        return StoredFile(name=name, sha256=hashlib.sha256(content).hexdigest(), rows=rows)
 
-    def _read_tensors(self, entry: Mapping[str, Any]) -> dict[str, Tensor]:
-        path = self.checkpoints / Path(entry["name"]).name
+    def _read_tensors(self, entry: StoredFile) -> dict[str, Tensor]:
+        path = self.checkpoints / Path(entry.name).name
         try:
             content = path.read_bytes()
         except OSError as error:
             raise FlatfedError(f"{path}: missing from the checkpoint ({error.strerror})") from None
-        if hashlib.sha256(content).hexdigest() != entry["sha256"]:
+        if hashlib.sha256(content).hexdigest() != entry.sha256:
             raise FlatfedError(f"{path}: damaged, its checksum is not the one in the manifest")
         try:
             return load_tensors(content)
         except SafetensorError as error:
             raise FlatfedError(f"{path}: not a safetensors file ({error})") from None
 
-    def load(self, store: ClientStore) -> Checkpoint | None:
-        """The last complete checkpoint, its client rows put into the store; None if there is none."""
+    def load(self) -> Checkpoint | None:
+        """The last complete checkpoint without its client rows; None if there is none."""
         if not self.manifest_path.exists():
             return None
-        manifest = read_json(self.manifest_path)
-        if manifest.get("format") != FORMAT:
-            raise FlatfedError(
-                f"{self.manifest_path}: format {manifest.get('format')!r}, this version reads {FORMAT}"
-            )
-        tensors = self._read_tensors(manifest["server"])
-        for entry in manifest["clients"]:
+        self._manifest = Manifest.read(self.manifest_path)
+        groups: dict[str, dict[str, Tensor]] = {"server": {}, "buffers": {}}
+        for name, value in self._read_tensors(self._manifest.server).items():
+            group, _, key = name.partition("/")
+            groups[group][key] = value
+        return Checkpoint(self._manifest.round, groups["server"], groups["buffers"])
+
+    def load_clients(self, store: ClientStore) -> None:
+        """Puts the checkpoint's client rows into the store."""
+        for entry in self._manifest.clients:
             logged = self._read_tensors(entry)
-            for client, row in zip(logged["clients"].tolist(), logged["rows"], strict=True):
+            rows = logged["rows"]
+            if rows.dim() != 2 or rows.shape[1] != store.row_length or rows.dtype != store.dtype:
+                raise FlatfedError(f"{self.path}: its client state is of another model or algorithm")
+            for client, row in zip(logged["clients"].tolist(), rows, strict=True):
                 store.stage_row(client, row.clone())
             store.commit()
         store.changed.clear()
-        self._logged = manifest["clients"]
-        groups: dict[str, dict[str, Tensor]] = {"server": {}, "buffers": {}}
-        for name, value in tensors.items():
-            group, _, key = name.partition("/")
-            groups[group][key] = value
-        return Checkpoint(manifest["round"], groups["server"], groups["buffers"])
 
     def finish(self, module: nn.Module, per_client: list[dict[str, float]]) -> None:
         write_json(self.path / "clients.json", per_client)
@@ -296,7 +333,7 @@ class RunFolder:
         """How many rounds a complete run had, or None if it is not complete."""
         if not (self.model_path.exists() and self.manifest_path.exists()):
             return None
-        return int(read_json(self.manifest_path)["round"])
+        return Manifest.read(self.manifest_path).round
 
 
 def save_module(module: nn.Module, path: Path) -> None:

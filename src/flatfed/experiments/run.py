@@ -151,33 +151,44 @@ class _Training:
                 "algorithm": self.algorithm.describe(),
                 "training": self.settings.model_dump(),
             }
-            chosen = {
-                "path": engine.plan.path,
-                "reason": engine.plan.path_reason,
-                "workers": engine.workers,
-                "parameters": engine.plan.layout.size,
-            }
-            self.folder.create(asked, chosen)
-            self._resume(self.folder)
+            try:
+                self._open(self.folder, asked)
+            except BaseException:
+                self.folder.close()
+                raise
 
-    def _resume(self, folder: RunFolder) -> None:
-        checkpoint = folder.load(self.store)
+    def _open(self, folder: RunFolder, asked: Mapping[str, Any]) -> None:
+        """Takes the folder and goes on from its checkpoint; nothing is written before all is in order."""
+        folder.open(asked)
+        checkpoint = folder.load()
         if checkpoint is not None:
-            expected = {name: value.shape for name, value in self.server.items()}
-            found = {name: value.shape for name, value in checkpoint.server.items()}
-            if expected != found:
-                raise FlatfedError(f"{folder.path}: its checkpoint is of another model or algorithm")
-            if checkpoint.round > self.settings.rounds:
-                raise FlatfedError(
-                    f"rounds = {self.settings.rounds}: {folder.path} already has {checkpoint.round}; ask for "
-                    "at least that many or choose another folder"
-                )
+            self._check_checkpoint(folder, checkpoint)
+            folder.load_clients(self.store)
             device = self.plan.device
             self.round = checkpoint.round
             self.server = {name: value.to(device) for name, value in checkpoint.server.items()}
             self.buffers = {name: value.to(device) for name, value in checkpoint.buffers.items()}
             self.history = folder.read_history(self.round)
-        folder.rewrite_history(self.history)
+        chosen = {
+            "path": self.plan.path,
+            "reason": self.plan.path_reason,
+            "workers": self.engine.workers,
+            "parameters": self.plan.layout.size,
+        }
+        folder.begin(asked, chosen, self.history)
+
+    def _check_checkpoint(self, folder: RunFolder, checkpoint: Checkpoint) -> None:
+        def shapes(vectors: State) -> dict[str, Any]:
+            return {name: (value.shape, value.dtype) for name, value in vectors.items()}
+
+        same = shapes(checkpoint.server) == shapes(self.server)
+        if not same or shapes(checkpoint.buffers) != shapes(self.buffers):
+            raise FlatfedError(f"{folder.path}: its checkpoint is of another model or algorithm")
+        if checkpoint.round > self.settings.rounds:
+            raise FlatfedError(
+                f"rounds = {self.settings.rounds}: {folder.path} already has {checkpoint.round}; ask for at "
+                "least that many or choose another folder"
+            )
 
     def run(self, callbacks: Sequence[Callback], evaluate_clients: bool) -> Run:
         saved_round, saved_at = self.round, time.monotonic()
@@ -300,7 +311,7 @@ def _check_labels(model: nn.Module, federation: Federation, settings: Settings) 
         return
     clone = copy.deepcopy(model).eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
             outputs = clone(federation.transform.evaluate(federation.inputs[:1]))
     except (RuntimeError, ValueError, TypeError, IndexError):
         return  # The engine's own first try says what is wrong with more to go by.
