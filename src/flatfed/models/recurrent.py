@@ -19,7 +19,7 @@ def char_lstm(
     hidden: int = 100,
     layers: int = 2,
 ) -> nn.Module:
-    """The character LSTM of LEAF's Shakespeare task (FedDyn, FedSAGD): the next character after a sequence.
+    """The LSTM of FedDyn and FedSAGD on LEAF's Shakespeare task: the next character after a sequence.
 
     Inputs are character numbers [batch, length] as int64; the papers' length is 80. 133,520 parameters with
     80 classes. `vocabulary` is the number of input characters; the classes, unless given.
@@ -48,8 +48,8 @@ class CharacterLSTM(nn.Module):
 def lstm_states(lstm: nn.LSTM, inputs: Tensor) -> Tensor:
     """The last layer's states [B, T, H] of a plain batch-first LSTM that starts from zeros.
 
-    torch's fused kernel has no batching rule and no second derivative. Inside `torch.func` transforms, which
-    the matrix path and curvature measurements use, the same equations run step by step instead.
+    torch's fused kernel has no batching rule and no forward-mode derivative. Inside `torch.func` transforms,
+    which the matrix path is made of, the same equations run step by step instead.
     """
     if torch._C._functorch.maybe_current_level() is None:
         states: Tensor = lstm(inputs)[0]

@@ -34,7 +34,8 @@ def vit_base(
     Without it the weights are random. `config` replaces fields of transformers' ViTConfig, for instance
     `{"num_hidden_layers": 2}`.
     """
-    return _classifier("vit", {}, input_shape, classes, pretrained, config)
+    shape = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
+    return _classifier("vit", shape, input_shape, classes, pretrained, config)
 
 
 def swin_small(
@@ -95,19 +96,22 @@ def _classifier(
     except ImportError:
         raise FlatfedError("transformers: not installed; pip install 'flatfed[transformers]'") from None
     kinds = {"vit": transformers.ViTConfig, "swin": transformers.SwinConfig}
-    overrides = dict(overrides or {})
-    known = set(kinds[kind]().to_dict()) - {"num_channels"}  # That is the inputs'.
-    for name in overrides:
+    general = transformers.PretrainedConfig().to_dict()
+    known = set(kinds[kind]().to_dict()) - {*general, "num_channels"}  # The channels are the inputs'.
+    given = dict(overrides or {})
+    for name in given:
         if name not in known:
             raise FlatfedError(f"config.{name}: unknown; {did_you_mean(str(name), known)}")
-    given = {**overrides, "num_labels": classes}
+    given = {**shape, **given, "num_labels": classes, "num_channels": channels}
     try:
         if pretrained is None:
-            config = kinds[kind](**{**shape, **given, "num_channels": channels})
+            config = kinds[kind](**given)
             network = transformers.AutoModelForImageClassification.from_config(config, **_LOADING)
         else:
-            config = _stored_config(transformers, pretrained, kind, channels, given)
-            network = _stored_network(transformers, pretrained, config)
+            with _quiet(transformers):
+                pretrained = str(Path(pretrained).expanduser())
+                config = _stored_config(transformers, pretrained, kind, shape, given)
+                network = _stored_network(transformers, pretrained, config)
     except FlatfedError:
         raise
     except Exception as error:  # What transformers raises for a bad field is not documented.
@@ -119,33 +123,36 @@ def _classifier(
     return ImageClassifier(network, (height, width))
 
 
-def _stored_config(transformers: Any, folder: str, kind: str, channels: int, given: Mapping[str, Any]) -> Any:
+def _stored_config(
+    transformers: Any, folder: str, kind: str, shape: Mapping[str, Any], given: Mapping[str, Any]
+) -> Any:
+    """The folder's config with the given fields, once it is known to be of this very model."""
     if not (Path(folder) / "config.json").is_file():
         raise FlatfedError(
             f"pretrained = {folder!r}: not a folder with config.json; download the model and give its folder"
         )
-    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, **given)
-    if config.model_type != kind:
-        raise FlatfedError(f"pretrained = {folder!r}: holds a model of type {config.model_type}, not {kind}")
-    if config.num_channels != channels:
-        raise FlatfedError(
-            f"pretrained = {folder!r}: takes images with {config.num_channels} channels, but the inputs have "
-            f"{channels}; convert them"
-        )
-    return config
+    stored = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    expected = {"model_type": kind} | {name: given[name] for name in (*shape, "num_channels")}
+    for name, value in expected.items():
+        found = getattr(stored, name)
+        if found != value:
+            raise FlatfedError(
+                f"pretrained = {folder!r}: its {name} is {found}, not {value}; give the folder of this model "
+                "for such inputs"
+            )
+    return transformers.AutoConfig.from_pretrained(folder, local_files_only=True, **given)
 
 
 def _stored_network(transformers: Any, folder: str, config: Any) -> nn.Module:
-    """The stored weights under a new last layer; anything else that is missing is an error."""
-    with _quiet(transformers):
-        network, found = transformers.AutoModelForImageClassification.from_pretrained(
-            folder,
-            config=config,
-            local_files_only=True,
-            **_LOADING,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-        )
+    """The stored weights, the last layer new if need be; anything else that is missing is an error."""
+    network, found = transformers.AutoModelForImageClassification.from_pretrained(
+        folder,
+        config=config,
+        local_files_only=True,
+        **_LOADING,
+        ignore_mismatched_sizes=True,
+        output_loading_info=True,
+    )
     mismatched = {item if isinstance(item, str) else item[0] for item in found["mismatched_keys"]}
     absent = sorted(
         name for name in {*found["missing_keys"], *mismatched} if not name.startswith("classifier.")
@@ -153,7 +160,7 @@ def _stored_network(transformers: Any, folder: str, config: Any) -> nn.Module:
     if absent:
         raise FlatfedError(
             f"pretrained = {folder!r}: {len(absent)} weights are missing or of another shape, for instance "
-            f"{absent[0]}; give the folder of this model and do not change its shape in config"
+            f"{absent[0]}; give the folder of this model and leave its shape in config alone"
         )
     assert isinstance(network, nn.Module)
     return network
@@ -161,7 +168,7 @@ def _stored_network(transformers: Any, folder: str, config: Any) -> nn.Module:
 
 @contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
-    """No progress bar and no report about the replaced last layer."""
+    """No progress bar and no report about the last layer."""
     logging = transformers.utils.logging
     level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
