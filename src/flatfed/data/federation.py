@@ -55,6 +55,8 @@ class Federation(ABC):
 
     test: Samples | None
     transform: Transform = AsStored()
+    classes: int | None = None
+    """The number of classes, where somebody knows."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -148,6 +150,7 @@ class PooledFederation(Federation):
         rows: Sequence[Tensor],
         test: Samples | None = None,
         transform: Transform = AsStored(),  # noqa: B008 (frozen)
+        classes: int | None = None,
     ) -> None:
         _check_samples("data", inputs, targets)
         if not rows:
@@ -157,7 +160,8 @@ class PooledFederation(Federation):
                 raise FlatfedError(
                     f"clients[{number}]: it has no samples; leave it out or split the data differently"
                 )
-        self.inputs, self.targets, self.test, self.transform = inputs, targets, test, transform
+        self.inputs, self.targets, self.test = inputs, targets, test
+        self.transform, self.classes = transform, classes
         # One flat tensor with offsets: a list of a million small tensors would cost a kilobyte each.
         self._rows = torch.cat(list(rows))
         ends = torch.tensor([len(chosen) for chosen in rows]).cumsum(0)
@@ -197,7 +201,7 @@ class PooledFederation(Federation):
         moved.inputs, moved.targets = self.inputs.to(device), self.targets.to(device)
         moved.test = self.test and (self.test[0].to(device), self.test[1].to(device))
         moved._rows, moved._offsets = self._rows.to(device), self._offsets
-        moved.transform = self.transform
+        moved.transform, moved.classes = self.transform, self.classes
         return moved
 
 

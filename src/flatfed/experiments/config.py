@@ -23,6 +23,7 @@ local_steps = 10
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import tomllib
@@ -40,9 +41,9 @@ from flatfed.core.algorithm import Algorithm
 from flatfed.core.errors import FlatfedError, did_you_mean, one_line
 from flatfed.core.settings import Settings
 from flatfed.core.types import Count
-from flatfed.data.datasets import DATASETS
+from flatfed.data.datasets import DATASETS, TrainTest
 from flatfed.data.federation import Federation, PooledFederation
-from flatfed.data.partition import PARTITIONS
+from flatfed.data.partition import PARTITIONS, Natural, Partition
 from flatfed.experiments.run import Callback, Run, train
 from flatfed.models import MODELS
 
@@ -56,6 +57,8 @@ class DataConfig(BaseModel):
 
     dataset: str = "digits"
     clients: Count = 100
+    options: dict[str, Any] = {}
+    """What the data set's loader takes, for instance augmentation = "crop_flip"."""
 
     @field_validator("dataset")
     @classmethod
@@ -91,7 +94,10 @@ class Config(BaseModel):
         except TypeError:
             raise FlatfedError("config: keys must be strings") from None
         config.make_algorithm()
-        config._partition()
+        if config.partition.get("name") != "natural":  # which needs the data's own groups
+            config._partition()
+        loader = DATASETS[config.data.dataset]
+        _check_options(f"data.options ({config.data.dataset})", config.data.options, loader)
         _named_function("model", config.model, MODELS)
         config.training.cohort_size(config.data.clients)
         return config
@@ -104,11 +110,12 @@ class Config(BaseModel):
     def make_algorithm(self) -> Algorithm:
         return build(self.algorithm)
 
-    def make_federation(self) -> Federation:
-        data = DATASETS[self.data.dataset]()
+    def make_federation(self) -> PooledFederation:
+        data = _loaded(self.data.dataset, json.dumps(self.data.options))
         generator = random.numpy_generator(self.training.seed, "partition")
         try:
-            rows = self._partition().split(data.train_targets.numpy(), self.data.clients, generator)
+            partition = self._partition(data.groups)
+            rows = partition.split(data.train_targets.numpy(), self.data.clients, generator)
         except ValueError as error:
             raise FlatfedError(f"partition.{self.partition['name']}: {error}") from None
         return PooledFederation(
@@ -116,16 +123,19 @@ class Config(BaseModel):
             data.train_targets,
             [torch.from_numpy(chosen) for chosen in rows],
             (data.test_inputs, data.test_targets),
+            data.transform,
+            data.classes,
         )
 
     def make_model(self, federation: Federation) -> nn.Module:
         """The model with its first weights, which depend on the seed alone."""
         make, options = _named_function("model", self.model, MODELS)
-        classes = DATASETS[self.data.dataset]().classes
+        data = federation.client(0)
+        seen = federation.transform.evaluate(data.batch(torch.tensor([0]))[0])
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(random.key(self.training.seed, "weights"))
             try:
-                return make(tuple(federation.client(0).inputs.shape[1:]), classes, **options)
+                return make(tuple(seen.shape[1:]), federation.classes, **options)
             except (TypeError, ValueError, RuntimeError) as error:
                 raise FlatfedError(f"model.{self.model['name']}: {error}") from None
 
@@ -144,8 +154,15 @@ class Config(BaseModel):
             **self.training.model_dump(),
         )
 
-    def _partition(self) -> Any:
+    def _partition(self, groups: Any = None) -> Partition:
         make, options = _named_function("partition", self.partition, PARTITIONS)
+        if make is Natural and "groups" not in options:
+            if groups is None:
+                raise FlatfedError(
+                    f"partition.name = 'natural': the samples of {self.data.dataset} belong to nobody in "
+                    "particular; use another partition"
+                )
+            options["groups"] = groups
         try:
             return make(**options)
         except ValidationError as error:
@@ -164,12 +181,24 @@ def _named_function(
     if name not in known:
         raise FlatfedError(f"{field}.name = {name!r}: unknown; {did_you_mean(str(name), known)}")
     options = {key: value for key, value in description.items() if key != "name"}
-    parameters = inspect.signature(known[name]).parameters
-    for option in options:
-        if option not in parameters:
-            hint = did_you_mean(option, [p for p in parameters if p not in {"input_shape", "classes"}])
-            raise FlatfedError(f"{field}.{name}.{option}: unknown; {hint}")
+    _check_options(f"{field}.{name}", options, known[name])
     return known[name], options
+
+
+def _check_options(field: str, options: Mapping[str, Any], function: Callable[..., Any]) -> None:
+    known = [
+        name for name in inspect.signature(function).parameters if name not in {"input_shape", "classes"}
+    ]
+    for option in options:
+        if option not in known:
+            hint = did_you_mean(option, known) if known else "there are no options"
+            raise FlatfedError(f"{field}.{option}: unknown; {hint}")
+
+
+@functools.lru_cache(maxsize=2)
+def _loaded(name: str, options: str) -> TrainTest:
+    """A data set, read once for all runs of a comparison."""
+    return DATASETS[name](**json.loads(options))
 
 
 def _known_fields(error: ValidationError) -> Sequence[str]:

@@ -13,14 +13,17 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from flatfed.data.datasets.base import TrainTest
+from flatfed.data.datasets.base import Folder, TrainTest
 
 TEST_STRIDE = 5
 BRIGHTEST = 16.0  # pixels count the dark cells of a 4x4 block
 
 
-def load_digits_tensors() -> TrainTest:
-    """Load the digits, inputs float32 in [0, 1] shaped [samples, 1, 8, 8], about 20 % of them test."""
+def load_digits_tensors(folder: Folder = None) -> TrainTest:
+    """Load the digits, inputs float32 in [0, 1] shaped [samples, 1, 8, 8], about 20 % of them test.
+
+    They are in no folder; `folder` is there because every loader has it.
+    """
     # Importing scikit-learn takes about a second, which only the users of this data set should pay.
     from sklearn.datasets import load_digits  # noqa: PLC0415
 
