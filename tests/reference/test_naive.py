@@ -982,6 +982,37 @@ def test_fednsam_perturbs_against_the_momentum() -> None:
         assert_close(trace.models[t + 1] - trace.models[t], momentum)
 
 
+@pytest.mark.parametrize("name", ["fednsam", "fednsam_s", "fednsam_d"])
+def test_fednsam_variants_share_the_first_evaluation_point(name: str) -> None:
+    momentum = np.zeros_like(Toy().start)
+    for t in range(Toy().rounds):
+        toy = Toy(rounds=t + 1, weight_decay=0.03)
+        trace = GENERIC[name](toy)
+        for i in toy.cohorts[t]:
+            ahead = trace.models[t] + 0.7 * momentum - 0.2 * unit(momentum)
+            assert_close(toy.calls[t, i][0].point, ahead)
+        momentum = trace.server["momentum"]
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_fednsam_d_server_step(inside: bool) -> None:
+    """Client displacements are the changes of the duals; the server dual enters once, where it is told to."""
+    method = partial(naive.fednsam_d, lookahead=0.7, radius=0.2, regularisation=0.3, dual_in_momentum=inside)
+    toy = Toy(weight_decay=0.03)
+    zero = np.zeros_like(toy.start)
+    momentum, old = zero, dict[int, Vector]()
+    for t, cohort in enumerate(toy.cohorts):
+        trace = method(toy.until(t + 1))
+        new, dual = trace.clients["dual"], trace.server["dual"]
+        momentum = 0.7 * momentum + mean([new[i] - old.get(i, zero) for i in cohort])
+        if inside:
+            momentum = momentum + dual
+        assert_close(trace.server["momentum"], momentum)
+        step = momentum if inside else momentum + dual
+        assert_close(trace.models[t + 1] - trace.models[t], step)
+        old = new
+
+
 def test_fedswa_step_sizes_fall_linearly() -> None:
     """With a unit slope the displacement is the sum of the step sizes."""
     toy = Flat(slope=1.0, participants=1, local_steps=(7,), rounds=3)

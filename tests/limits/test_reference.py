@@ -1,0 +1,200 @@
+"""Every algorithm against its naive version: one client after another, one formula per line, plain numpy.
+
+The two share the initial model, the data, and who trains on what when. Everything else is separate: the
+reference gets its gradients from plain autograd and keeps its own state.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import flatfed as ff
+from flatfed.core.sampling import batches, cohort
+from flatfed.core.settings import Settings
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from problems import CLIENTS, FEATURES, GENERIC, Recorder, federation, flat, gradient_of, network, run
+from reference import naive
+
+TOLERANCE = 1e-9
+
+WORK: dict[str, dict[str, Any]] = {
+    "steps": {"local_steps": 3, "batch_size": 5, "weight_decay": 0.0},
+    "decay": {"local_steps": 3, "batch_size": 5, "weight_decay": 0.03},
+    "epochs": {"local_epochs": 2, "batch_size": 4, "weight_decay": 0.03, "unequal": True},
+}
+"""Equal steps without and with weight decay; epochs over clients of unequal size with partial batches."""
+
+VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "fedlesam": [{"memory": "server"}],
+    "fedlesam_d": [{"memory": "server"}],
+    "fedlesam_s": [{"memory": "server"}],
+    "fedlnag": [{"communicate": False}],
+    "fedmo": [{"option": "I"}],
+    "fedmoswa": [{"option": "I"}, {"warm_start": True}, {"option": "I", "warm_start": True}],
+    "fednsam_d": [{"dual_in_momentum": True}],
+    "fedsmoo": [{"upload": "dual"}],
+    "fedspeed": [{"aggregate": "dyn"}, {"normalize": False}, {"mix": 0.5}, {"mix": 1.0}],
+    "scaffold": [{"option": "I"}],
+}
+"""Options beside the generic ones."""
+
+UNCHECKED: dict[str, set[str]] = {
+    "fedasam": {"scale_norms"},  # the same thing for linear layers
+    "fedcm": {"units"},
+    "fedlesam_s": {"control_weight"},
+    "fedmo": {"warm_start"},  # as in FedMoSWA
+    "fedrobust": {"shift"},  # the reference has the diagonal one
+    "mofedsam": {"units"},
+}
+"""Options that the references do not have."""
+
+OWN_COPY = {"last_model", "previous_model"}
+"""Vectors that the references keep to themselves."""
+
+CASES = [
+    pytest.param(name, {**GENERIC.get(name, {}), **variant}, id="-".join([name, *map(str, variant.values())]))
+    for name in sorted(ff.ALGORITHMS)
+    for variant in [{}, *VARIANTS.get(name, [])]
+]
+
+
+class Replay:
+    """The federation as the references see it."""
+
+    def __init__(self, data: ff.Federation, settings: Settings) -> None:
+        self.data, self.settings, self.model = data, settings, network()
+        self.start = flat(self.model).numpy().copy()
+        self.clients, self.inputs = len(data), FEATURES
+        self.cohorts = [cohort(settings, self.clients, t) for t in range(settings.rounds)]
+        self.weight_decay = settings.weight_decay
+        named = list(self.model.named_parameters())
+        self.weight_mask: npt.NDArray[np.bool_] = np.concatenate(
+            [np.full(value.numel(), "weight" in name) for name, value in named]
+        )
+        self._batches: dict[tuple[int, int], list[Tensor]] = {}
+
+    def _positions(self, round: int, client: int) -> list[Tensor]:
+        key = (round, client)
+        if key not in self._batches:
+            self._batches[key] = batches(self.settings, len(self.data.client(client)), round, client)
+        return self._batches[key]
+
+    def _batch(self, round: int, client: int, step: int) -> tuple[Tensor, Tensor]:
+        return self.data.client(client).batch(self._positions(round, client)[step])
+
+    def steps(self, round: int, client: int) -> int:
+        return len(self._positions(round, client))
+
+    def rate(self, round: int) -> float:
+        return self.settings.lr * self.settings.lr_decay**round
+
+    def gradient(self, round: int, client: int, step: int, point: naive.Vector) -> naive.Vector:
+        batch = self._batch(round, client, step)
+        return gradient_of(self.model, torch.from_numpy(point.copy()), *batch).numpy()
+
+    def full_gradient(self, client: int, point: naive.Vector) -> naive.Vector:
+        own = self.data.client(client)
+        everything = own.batch(torch.arange(len(own)))
+        return gradient_of(self.model, torch.from_numpy(point.copy()), *everything).numpy()
+
+    def shifted_gradient(
+        self,
+        round: int,
+        client: int,
+        step: int,
+        point: naive.Vector,
+        scale: naive.Vector,
+        offset: naive.Vector,
+    ) -> tuple[naive.Vector, naive.Vector, naive.Vector]:
+        inputs, targets = self._batch(round, client, step)
+        torch.nn.utils.vector_to_parameters(torch.from_numpy(point.copy()), self.model.parameters())
+        shift = [torch.from_numpy(value.copy()).requires_grad_() for value in (scale, offset)]
+        loss = F.cross_entropy(self.model(shift[0] * inputs + shift[1]), targets)
+        *pieces, by_scale, by_offset = torch.autograd.grad(loss, [*self.model.parameters(), *shift])
+        return torch.cat([piece.flatten() for piece in pieces]).numpy(), by_scale.numpy(), by_offset.numpy()
+
+
+def assert_same(found: Tensor, expected: naive.Vector, what: str) -> None:
+    size = max(float(np.abs(expected).max()), 1e-3)
+    assert found.shape == expected.shape, what
+    assert float(np.abs(found.numpy() - expected).max()) / size < TOLERANCE, what
+
+
+def test_every_algorithm_has_a_reference() -> None:
+    assert {name for name in ff.ALGORITHMS if not hasattr(naive, name)} == set()
+    assert set(ff.ALGORITHMS) == set(GENERIC)
+
+
+@pytest.mark.parametrize("name", sorted(ff.ALGORITHMS))
+def test_every_option_is_checked(name: str) -> None:
+    offered = set(inspect.signature(ff.ALGORITHMS[name]).parameters)
+    used = set(GENERIC[name]).union(*VARIANTS.get(name, []))
+    assert offered - used == UNCHECKED.get(name, set())
+    assert used <= set(inspect.signature(getattr(naive, name)).parameters)
+
+
+@pytest.mark.parametrize("work", WORK)
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_agrees_with_the_naive_version(name: str, options: dict[str, Any], work: str) -> None:
+    settings = {"rounds": 4, "participants": 3, "lr": 0.2, "lr_decay": 0.8, "seed": 1, **WORK[work]}
+    data = federation(unequal=settings.pop("unequal", False))
+    recorder = Recorder()
+    result = run(ff.ALGORITHMS[name](**options), data=data, recorder=recorder, **settings)
+    problem = Replay(data, result.settings)
+    trace = getattr(naive, name)(problem, **options)
+
+    assert recorder.cohorts == problem.cohorts
+    for t, server in enumerate(recorder.servers):
+        assert_same(server["model"], trace.models[t + 1], f"the model after round {t + 1}")
+
+    assert set(result.server) - {"model"} - OWN_COPY == set(trace.server)
+    for vector, expected in trace.server.items():
+        assert_same(result.server[vector], expected, f"the server's {vector}")
+
+    kept = {vector.name for vector in result.algorithm.client_vectors}
+    assert kept - OWN_COPY == set(trace.clients)
+    took_part = sorted({client for members in problem.cohorts for client in members})
+    assert result.clients.clients() == (took_part if kept else [])
+    for vector, owners in trace.clients.items():
+        assert sorted(owners) == took_part
+        for client, expected in owners.items():
+            found = result.clients.read(client, result.server["model"])[vector]
+            assert_same(found, expected, f"client {client}'s {vector}")
+
+    # What the references do not show: the models of earlier rounds that FedLESAM remembers.
+    if "previous_model" in result.server:
+        assert_same(result.server["previous_model"], trace.models[-2], "the model of the round before")
+    for client in took_part if "last_model" in kept else []:
+        last = max(t for t, members in enumerate(problem.cohorts) if client in members)
+        remembered = result.clients.read(client, result.server["model"])["last_model"]
+        assert_same(remembered, trace.models[last], f"the model that client {client} received")
+
+
+def test_cases_are_as_awkward_as_intended() -> None:
+    for work, settings in WORK.items():
+        chosen = dict(settings)
+        data = federation(unequal=chosen.pop("unequal", False))
+        problem = Replay(data, Settings(rounds=4, participants=3, seed=1, **chosen))
+        members = [client for each in problem.cohorts for client in each]
+        assert max(members.count(client) for client in members) > 1, "somebody comes back"
+        assert len(set(members)) < CLIENTS, "somebody never comes"
+        sizes = {
+            len(positions)
+            for t, each in enumerate(problem.cohorts)
+            for client in each
+            for positions in problem._positions(t, client)
+        }
+        steps = {problem.steps(t, client) for t, each in enumerate(problem.cohorts) for client in each}
+        assert (len(sizes) > 1) == (len(steps) > 1) == (work == "epochs")
