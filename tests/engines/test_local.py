@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import flatfed as ff
+from flatfed.core import flat
 from flatfed.core.sampling import batches
 from flatfed.data.federation import Samples
-from flatfed.engines import local, worker
+from flatfed.engines import local, planning, worker
 
 CLASSES = 3
 
@@ -523,6 +524,27 @@ def test_buffers_move_by_the_mean_change(algorithm, weighting):
     assert int(run.model[2].num_batches_tracked) == 4
 
 
+def test_a_worker_trains_several_clients_as_if_each_were_alone():
+    model, data, algorithm = normalised(), federation(), ff.scaffold()
+    settings = ff.Settings(**options(weighting="samples"))
+    plan = planning.make_plan(model, data, algorithm, F.cross_entropy, settings, {})
+    one = worker.Worker(plan, model, data)
+    vector, buffers = plan.layout.vector(model), flat.buffers_of(model)
+    received = {"model": vector, "control": torch.zeros_like(vector)}
+    states = [{"control": torch.full_like(vector, 0.1 * client)} for client in range(3)]
+    together, new_states = one.train([0, 1, 2], received, buffers, states, 4)
+    expected = worker.Totals()
+    for client in range(3):
+        totals, (new_state,) = one.train([client], received, buffers, [states[client]], 4)
+        expected.add(totals)
+        assert torch.equal(new_state["control"], new_states[client]["control"])
+    assert together.weight == expected.weight == 24
+    assert together.loss == expected.loss
+    for ours, theirs in ((together.upload, expected.upload), (together.buffers, expected.buffers)):
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
 def test_counters_are_rounded_to_the_mean():
     data = federation((4, 4, 20))
     run = train(normalised(), data, local_steps=None)
@@ -776,6 +798,18 @@ def test_the_mean_of_the_participants_is_that_of_their_models():
     mean = trained_by_hand(model, data, [1 / 4] * 4)
     expected = F.cross_entropy(mean(data.test[0]), data.test[1])
     assert run.history[0]["test_loss"] == pytest.approx(float(expected.detach()), rel=1e-12)
+
+
+def test_evaluation_is_in_evaluation_mode():
+    data = federation(test=9)
+    run = train(nn.Sequential(nn.Dropout(), *normalised()), data, rounds=2, workers=2, evaluate_clients=True)
+    final = run.model.eval()
+    with torch.no_grad():
+        expected = F.cross_entropy(final(data.test[0]), data.test[1])
+        inputs, targets = data.client(1).batch(torch.arange(8))
+        own = F.cross_entropy(final(inputs), targets)
+    assert run.history[-1]["test_loss"] == pytest.approx(float(expected), rel=1e-12)
+    assert run.per_client[1]["loss"] == pytest.approx(float(own), rel=1e-12)
 
 
 def test_evaluations_come_as_often_as_asked_and_at_the_end():

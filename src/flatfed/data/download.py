@@ -334,9 +334,7 @@ def _zip_members(archive: Path) -> Iterator[_Member]:
         for member in zipped.infolist():
             mode = stat.S_IFMT(member.external_attr >> 16)
             if mode not in {0, stat.S_IFREG, stat.S_IFDIR}:
-                raise FlatfedError(
-                    f"{archive.name}: holds {member.filename}, a link or device; do not use it"
-                )
+                raise _unsafe(archive, member.filename, "a link or device")
             if member.is_dir():
                 _safe_parts(archive, member.filename)
             else:

@@ -69,7 +69,7 @@ class ImageTransform:
     def evaluate(self, inputs: Tensor) -> Tensor:
         mean = torch.tensor(self.mean, device=inputs.device).view(-1, 1, 1)
         scale = (torch.tensor(self.std, device=inputs.device) * 255).view(-1, 1, 1)
-        return inputs.float().sub_(mean * 255).div_(scale)
+        return (inputs.float() - mean * 255).div_(scale)
 
 
 def augmented(images: Tensor, generator: torch.Generator, crop_half: bool) -> Tensor:

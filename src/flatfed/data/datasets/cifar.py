@@ -1,6 +1,7 @@
 """What CIFAR-10 and CIFAR-100 share: 32×32 colour images, in the binary or the pickled version.
 
-Pickles can run programs, so they are read by an unpickler that admits arrays and plain values only.
+Pickles can run programs, so they are read by an unpickler that knows nothing but plain values and
+arrays of bytes.
 """
 
 from __future__ import annotations
@@ -64,15 +65,16 @@ def read_pickled(
         try:
             batch = _ArraysOnly(io.BytesIO(content), encoding="bytes").load()
             batch = {_text(key): value for key, value in batch.items()}
-            data, labels = batch["data"], np.asarray(batch[label_key])
+            array, labels = batch["data"], np.asarray(batch[label_key])
+            data = array.values if isinstance(array, _Array) else np.empty(0, np.uint8)
         except _Refused as error:
             raise place.damaged(path, f"its pickle asks for {error}, which no image file needs") from None
         except KeyError as error:
             raise place.damaged(path, f"has no entry {error}") from None
         except Exception:  # bytes that are no pickle can raise anything
             raise place.damaged(path, "truncated or not a pickled batch") from None
-        if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape[1:] != (PIXELS,):
-            raise place.damaged(path, f"has no uint8 array `data` of [images, {PIXELS}]")
+        if data.shape[1:] != (PIXELS,):
+            raise place.damaged(path, f"has no array `data` of [images, {PIXELS}]")
         if labels.shape != (len(data),) or labels.dtype.kind not in "iu":
             raise place.damaged(path, f"has not one whole number in `{label_key}` for each image")
         if len(data) == 0 or (records is not None and len(data) != records):
@@ -98,7 +100,33 @@ def _text(key: object) -> object:
 
 
 class _Refused(Exception):
-    """A pickle asked for something other than arrays."""
+    """A pickle asked for something other than arrays of bytes."""
+
+
+class _Type:
+    """Stands in for numpy's dtype; images are bytes, which need none of its further state."""
+
+    def __init__(self, code: object, *flags: object) -> None:
+        if _text(code) not in {"u1", "|u1"}:
+            raise _Refused(f"an array of {_text(code)!r}")
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+
+class _Array:
+    """Stands in for numpy's arrays, whose own unpickling trusts the file with sizes and types."""
+
+    values: Bytes
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, _, columns_first, content = state
+        self.values = np.frombuffer(content, np.uint8).reshape(shape, order="F" if columns_first else "C")
+
+
+def _new_array(kind: object, shape: object, code: object) -> _Array:
+    """Stands in for the function that makes the empty array which `__setstate__` fills."""
+    return _Array()
 
 
 def _encode(text: str, encoding: str) -> bytes:
@@ -109,14 +137,13 @@ def _encode(text: str, encoding: str) -> bytes:
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Loads numpy arrays and plain values."""
+    """Loads arrays of bytes and plain values; nothing that a pickle names is looked up or called."""
 
     _admitted: Mapping[tuple[str, str], Any] = {
-        ("numpy", "ndarray"): np.ndarray,
-        ("numpy", "dtype"): np.dtype,
-        # The same function under its names in old and new numpy.
-        ("numpy.core.multiarray", "_reconstruct"): np.zeros(0).__reduce__()[0],
-        ("numpy._core.multiarray", "_reconstruct"): np.zeros(0).__reduce__()[0],
+        ("numpy", "ndarray"): None,
+        ("numpy", "dtype"): _Type,
+        ("numpy.core.multiarray", "_reconstruct"): _new_array,
+        ("numpy._core.multiarray", "_reconstruct"): _new_array,
         ("_codecs", "encode"): _encode,
     }
 

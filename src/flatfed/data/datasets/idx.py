@@ -28,9 +28,11 @@ def read_idx(place: Place, folder: Path, name: str, dimensions: int, checksum: s
     header = 4 + 4 * dimensions
     if content[:4] != bytes((0, 0, UNSIGNED_BYTE, dimensions)):
         raise place.damaged(path, f"starts with {content[:4].hex(' ')}, not as an idx{dimensions}-ubyte file")
+    if len(content) < header:
+        raise place.damaged(path, f"truncated, {len(content)} bytes")
     shape = np.frombuffer(content[4:header], ">u4").tolist()
     expected = header + math.prod(shape)
-    if len(shape) != dimensions or len(content) != expected:
+    if len(content) != expected:
         kind = "truncated" if len(content) < expected else "too long"
         raise place.damaged(path, f"{kind}, {len(content):,} bytes where its header says {expected:,}")
     place.check_sum(path, content, checksum)

@@ -52,9 +52,10 @@ def load_npz(
 
 def _read(path: Path) -> dict[str, Array]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise FlatfedError(f"{path}: one array, not an archive; save it with numpy.savez")
+        loaded = np.load(path, allow_pickle=False)
+        if not isinstance(loaded, np.lib.npyio.NpzFile):
+            raise FlatfedError(f"{path}: one array, not an archive; save it with numpy.savez")
+        with loaded as archive:
             return {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise FlatfedError(f"{path}: not found; save it with numpy.savez or give another file") from None

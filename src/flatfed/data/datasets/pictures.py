@@ -17,8 +17,10 @@ SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".
 
 
 def picture_paths(folder: Path) -> list[Path]:
-    """The image files directly in a folder, by name."""
-    return sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+    """The image files directly in a folder, by name; hidden ones are left by operating systems."""
+    return sorted(
+        path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+    )
 
 
 def class_folders(folder: Path) -> list[Path]:

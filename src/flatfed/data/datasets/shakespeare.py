@@ -6,8 +6,8 @@ A role is a speaker of one play; its text is all its lines, without stage direct
 speech of several speakers belongs to each of them. Sample i of a text is its characters i … i+79 and, as the
 target, character i+80. Characters are numbered by LEAF's alphabet of 80; others count as its last, `}`.
 
-The first 80 % of a role's samples in order are for training; the next 79 are dropped, so that no test
-window reaches into training text; the rest is for testing. (LEAF's split does the same.)
+The first 80 % of a role's samples in order are for training; the next 80 are dropped, so that no test sample
+shares a character with training text; the rest is for testing. (LEAF's split drops 79.)
 
 The FedSAGD setting, which is the default: of the roles with more than 2000 training and 400 test samples,
 100 drawn at random; of each, a random contiguous stretch of 2000 training and one of 400 test samples.
@@ -111,7 +111,7 @@ def windows(text: str) -> Samples:
 
 def _split_in_time(samples: Samples) -> tuple[Samples, Samples]:
     cut = len(samples.following) * TRAIN_PERCENT // 100
-    resume = cut + WINDOW - 1
+    resume = cut + WINDOW
     return (
         Samples(samples.windows[:cut], samples.following[:cut]),
         Samples(samples.windows[resume:], samples.following[resume:]),

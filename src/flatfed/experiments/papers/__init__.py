@@ -1,0 +1,25 @@
+"""The five papers' results tables, and each of their cells as a run.
+
+`tables.json` holds the numbers as printed, percent accuracies throughout. Cells that contradict themselves
+carry an "impossible" note. Table names are paper/table, for instance fedsagd/table2.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from importlib import resources
+from typing import Any
+
+from flatfed.core.errors import FlatfedError, did_you_mean
+
+
+@functools.cache
+def tables() -> dict[str, Any]:
+    return json.loads(resources.files(__name__).joinpath("tables.json").read_text())
+
+
+def table(name: str) -> dict[str, Any]:
+    if name not in tables():
+        raise FlatfedError(f"table = {name!r}: unknown; {did_you_mean(name, tables())}")
+    return tables()[name]
