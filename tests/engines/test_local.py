@@ -353,10 +353,12 @@ def test_training_neither_reads_nor_moves_the_global_stream():
     assert torch.equal(weights(found[0]), weights(found[1]))
 
 
-def test_evaluation_neither_reads_nor_moves_the_global_stream():
+@pytest.mark.parametrize("always", [True, False], ids=["always", "only in evaluation"])
+def test_evaluation_neither_reads_nor_moves_the_global_stream(always):
     class Noisy(nn.Linear):
         def forward(self, inputs: Tensor) -> Tensor:
-            return super().forward(inputs + torch.randn_like(inputs))
+            noisy = always or not self.training
+            return super().forward(inputs + torch.randn_like(inputs) if noisy else inputs)
 
     model, data = Noisy(5, CLASSES).double(), federation(test=1100)
     losses = []

@@ -15,7 +15,7 @@ import queue
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TypeVar
 
 import torch
@@ -45,7 +45,7 @@ def available_cores() -> int:
 
 @contextmanager
 def single_threaded() -> Iterator[None]:
-    """One thread inside each operation: faster with several workers, and the same bits for any number."""
+    """One thread inside each of torch's operations."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -55,7 +55,11 @@ def single_threaded() -> Iterator[None]:
 
 
 class LocalEngine:
-    """Trains cohorts and evaluates models on this machine."""
+    """Trains cohorts and evaluates models on this machine.
+
+    Until it is closed, torch uses one thread inside each operation: that is faster with several workers, and
+    gives the same bits for any number of them.
+    """
 
     def __init__(
         self,
@@ -78,9 +82,12 @@ class LocalEngine:
         self._pool = ThreadPoolExecutor(
             self.workers, thread_name_prefix="flatfed", initializer=torch.set_num_threads, initargs=(1,)
         )
+        self._open = ExitStack()
+        self._open.enter_context(single_threaded())
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
+        self._open.close()
 
     def train(
         self,
@@ -103,10 +110,9 @@ class LocalEngine:
         size = MATRIX_CLIENTS if self.plan.path == "matrix" else 1
         before = torch.get_rng_state()
         totals = Totals()
-        with single_threaded():
-            chunks = (clients[start : start + size] for start in range(0, len(clients), size))
-            for part in self._in_order(work, chunks):
-                totals.add(part)
+        chunks = (clients[start : start + size] for start in range(0, len(clients), size))
+        for part in self._in_order(work, chunks):
+            totals.add(part)
         if not self.plan.draws_random_numbers and not torch.equal(before, torch.get_rng_state()):
             raise FlatfedError(UNEXPECTED_DRAWS)
         return totals.mean()
@@ -122,9 +128,8 @@ class LocalEngine:
             return means * len(inputs[batch])
 
         sums = torch.zeros(1 + len(self.plan.metrics), dtype=torch.float64)
-        with single_threaded():
-            for part in self._in_order(work, range(0, len(inputs), EVALUATION_BATCH)):
-                sums += part
+        for part in self._in_order(work, range(0, len(inputs), EVALUATION_BATCH)):
+            sums += part
         return dict(zip(["loss", *self.plan.metrics], (sums / len(inputs)).tolist(), strict=True))
 
     def evaluate_clients(

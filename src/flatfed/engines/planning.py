@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from flatfed.core import random
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.errors import FlatfedError
-from flatfed.core.flat import BoundModel, Layout, Loss, buffer_change, buffers_of
+from flatfed.core.flat import BoundModel, Layout, Loss, buffer_change, buffers_of, load_buffers
 from flatfed.core.sampling import batches, equal_batches
 from flatfed.core.settings import Settings
 from flatfed.core.state import Dimensions
@@ -46,6 +46,7 @@ def make_plan(
         dimensions=Dimensions(layout.size, tuple(tried.inputs.shape[1:])),
         device=device,
         draws_random_numbers=tried.draws_random_numbers,
+        draws_in_evaluation=tried.draws_in_evaluation,
         path=path,
         path_reason=reason,
     )
@@ -64,6 +65,7 @@ class _Tried:
     inputs: Tensor
     targets: Tensor
     draws_random_numbers: bool
+    draws_in_evaluation: bool
     changes_buffers: bool
 
 
@@ -103,7 +105,12 @@ def _try(
             f"{_dtype(targets)}): {reason}"
         ) from error
     changed = any(bool((change != 0).any()) for change in buffer_change(before, bound.buffers).values())
-    return _Tried(inputs, targets, drawn, changed)
+    load_buffers(bound.module, before)
+    bound.module.eval()
+    with torch.no_grad():
+        drawn_in_evaluation = random.draws_random_numbers(lambda: bound.module(inputs))
+    bound.module.train()
+    return _Tried(inputs, targets, drawn, drawn_in_evaluation, changed)
 
 
 def _dtype(tensor: Tensor) -> str:

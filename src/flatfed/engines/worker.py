@@ -86,6 +86,7 @@ class Plan:
     device: torch.device
     draws_random_numbers: bool
     """Whether the model does, in training."""
+    draws_in_evaluation: bool
     path: str
     """"matrix" or "client"."""
     path_reason: str
@@ -127,7 +128,7 @@ class Worker:
         self.bound.module.eval()
         # Models that are random even in evaluation mode see the same draws every time.
         generator = None
-        if self.plan.draws_random_numbers:
+        if self.plan.draws_in_evaluation:
             key = random.key(self.plan.settings.seed, "evaluation")
             generator = torch.Generator(self.plan.device).manual_seed(key)
         with torch.no_grad(), random.routed(generator):
