@@ -10,23 +10,11 @@ import itertools
 import sys
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-
-import flatfed as ff
-from flatfed import parts
-from flatfed.core.algorithm import ClientContext, ImpossibleComposition
-from flatfed.core.flat import Layout
-from flatfed.core.rounds import ClientResult, StepRule, client_round
-from flatfed.engines import local
-
-sys.path.append(str(Path(__file__).parents[1]))
-
 from problems import (
     CLIENTS,
     DEFAULTS,
@@ -46,6 +34,14 @@ from problems import (
     spied,
     trajectory,
 )
+from torch import Tensor, nn
+
+import flatfed as ff
+from flatfed import parts
+from flatfed.core.algorithm import ClientContext, ImpossibleComposition
+from flatfed.core.flat import Layout
+from flatfed.core.rounds import ClientResult, StepRule, client_round
+from flatfed.engines import local
 
 TOLERANCE = 1e-9
 DIFFERENT = 1e-5

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
+from problems import Quadratics
 
 import flatfed as ff
 from flatfed.core.state import ClientStore
-
-sys.path.append(str(Path(__file__).parents[1]))
-
-from problems import Quadratics
 
 PROBLEM = Quadratics.random()
 RADIUS = 1e-4

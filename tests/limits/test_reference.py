@@ -7,8 +7,6 @@ reference gets its gradients from plain autograd and keeps its own state.
 from __future__ import annotations
 
 import inspect
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,16 +14,13 @@ import numpy.typing as npt
 import pytest
 import torch
 import torch.nn.functional as F
+from problems import CLIENTS, FEATURES, GENERIC, Recorder, federation, flat, gradient_of, network, run
+from reference import naive
 from torch import Tensor
 
 import flatfed as ff
 from flatfed.core.sampling import batches, cohort
 from flatfed.core.settings import Settings
-
-sys.path.append(str(Path(__file__).parents[1]))
-
-from problems import CLIENTS, FEATURES, GENERIC, Recorder, federation, flat, gradient_of, network, run
-from reference import naive
 
 TOLERANCE = 1e-9
 
