@@ -1,9 +1,11 @@
-"""The command line: `flatfed demo | run | compare | reproduce | resume | list | show | data`."""
+"""The command line: `flatfed demo | run | compare | sweep | reproduce | resume | list | show | split | …`."""
 
 from __future__ import annotations
 
 import functools
+import inspect
 import os
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,9 +21,11 @@ from rich.table import Table
 
 import flatfed
 from flatfed.algorithms import ALGORITHMS, equations
-from flatfed.core.algorithm import Algorithm, describe_part
+from flatfed.core.algorithm import SLOTS, Algorithm, describe_part
 from flatfed.core.errors import DivergedError, FlatfedError
 from flatfed.data.commands import data_app
+from flatfed.data.partition import PARTITIONS, class_counts, summary
+from flatfed.data.split import check_output, describe, terminal_picture, write_picture
 from flatfed.experiments.compare import Contestant, Row, compare, is_complete, run_folder
 from flatfed.experiments.config import Config, with_assignments
 from flatfed.experiments.demo import DEMO_BASE, DEMO_CONTESTANTS, DEMO_SEEDS, DEMO_TARGET
@@ -32,6 +36,8 @@ from flatfed.experiments.papers.reproduce import reproduce as run_cells
 from flatfed.experiments.record import RunFolder, read_json
 from flatfed.experiments.run import Callback, Run
 from flatfed.experiments.run import Progress as RoundProgress
+from flatfed.experiments.sweep import Plan, Trial, parse_grid
+from flatfed.experiments.sweep import sweep as run_trials
 
 app = typer.Typer(
     help="Federated learning that finds flat, stable minima.",
@@ -70,7 +76,7 @@ def command(function: Callable[Arguments, None]) -> Callable[Arguments, None]:
             raise typer.Exit(0) from None
         except OSError as error:
             name = f" {error.filename}" if error.filename else ""
-            _stop(1, f"cannot read or write{name}: {error.strerror}; finished rounds are kept")
+            _stop(1, f"cannot read or write{name}: {error.strerror}; the last checkpoint, if any, is intact")
         except KeyboardInterrupt:
             _stop(130, "interrupted; finished rounds are kept, run the same command again to go on")
 
@@ -119,7 +125,7 @@ def run(
 @command
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
-    rounds: Annotated[int | None, typer.Option(help="Go on to this many rounds.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Go on to this many rounds.")] = None,
 ) -> None:
     """Go on with an interrupted run, to the same bits as if it had not been interrupted."""
     existing = RunFolder.existing(folder)
@@ -129,7 +135,10 @@ def resume(
             f"{folder}: made from Python, whose model and data are not in the folder; call flatfed.train "
             f"again with folder={str(folder)!r}"
         )
-    _run(Config.checked(with_assignments(values, [f"training.rounds={rounds}"] if rounds else [])), folder)
+    _run(
+        Config.checked(with_assignments(values, [f"training.rounds={rounds}"] if rounds is not None else [])),
+        folder,
+    )
 
 
 @command
@@ -145,6 +154,11 @@ def compare_(
 ) -> None:
     """Run several algorithms on the same data, clients and batches."""
     base = dict(Config.read(config).model_dump(exclude_unset=True)) if config else DEMO_BASE
+    for assignment in assignments or []:
+        if assignment.startswith(("algorithm", "training.seed")):
+            raise FlatfedError(
+                f"--set {assignment}: name the algorithms and their options as arguments, and use --seeds"
+            )
     contestants = [_contestant(text) for text in algorithms]
     _compare(with_assignments(base, assignments or []), contestants, range(seeds), target, runs)
 
@@ -170,7 +184,8 @@ def reproduce(
     if table is None:
         listing = Table("table", "what it shows")
         for name, content in tables().items():
-            listing.add_row(name, content["title"])
+            later = " (needs compressed uploads: not yet)" if name.startswith("fedsynsam") else ""
+            listing.add_row(name, content["title"] + later)
         console.print(listing)
         return
     if scale not in {"full", "small"}:
@@ -243,6 +258,99 @@ def _rounds_columns(row: Result) -> list[str]:
 
 
 @command
+def sweep(
+    config: Annotated[Path, typer.Argument(help="A TOML file.")],
+    grid: Annotated[
+        list[str], typer.Option("--grid", metavar="KEY=V,V,…", help="e.g. training.lr=0.01,0.1. Repeatable.")
+    ],
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="Try only this many combinations, chosen by TPE.")
+    ] = None,
+    metric: Annotated[
+        str, typer.Option(help="final or best: accuracy of the last or the best round.")
+    ] = "final",
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed, instead of the config's.")] = None,
+    study: Annotated[
+        str | None, typer.Option(help="The sweep's name; from config and grid if not given.")
+    ] = None,
+    assignments: Assignments = None,
+    runs: Root = RUNS,
+) -> None:
+    """Try a grid of settings, stopping runs that fall behind, and print the best (needs optuna)."""
+    base = Config.read(config, assignments or []).model_dump(exclude_unset=True)
+    plan = Plan.checked(base, parse_grid(grid), metric, seed)
+    name = study or f"{config.stem}-{plan.digest}"
+    with _progress() as progress:
+        count = min(trials or len(plan.combinations), len(plan.combinations))
+        task = progress.add_task(name, total=count * plan.rounds, note="")
+
+        def watch(assigned: Sequence[str], done: int) -> Callback:
+            def update(now: RoundProgress) -> None:
+                note = f"{' '.join(assigned)}: {_note(now.record)}"
+                progress.update(task, completed=done * plan.rounds + now.round, note=note)
+
+            return update
+
+        found = run_trials(plan, name, runs, trials, watch)
+        progress.update(task, completed=count * plan.rounds, note="")
+    for trial in found:
+        if trial.state == "diverged":
+            complain.print(
+                f"[yellow]diverged:[/] {escape(' '.join(trial.assignments))}: {escape(trial.note)}"
+            )
+    _print_trials(found, plan, config, seed, assignments or [])
+    console.print(f"Sweep {name} in {runs}; the same command goes on with what is missing.", highlight=False)
+
+
+@command
+def split(
+    dataset: Annotated[str, typer.Option(help="A data set; see flatfed data list.")] = "digits",
+    clients: Annotated[int, typer.Option(help="Among how many clients.")] = 100,
+    partition: Annotated[str, typer.Option(help="How they are divided.")] = "dirichlet_client",
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="An option of the partition, e.g. concentration=0.1, or of the data set, e.g. "
+            "data.options.split=byclass. Repeatable.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="The same seed in a run gives the same split.")] = 0,
+    output: Annotated[Path | None, typer.Option(help="Also write the picture, as .svg or .html.")] = None,
+) -> None:
+    """Show which client holds how many samples of which class."""
+    if output is not None:
+        check_output(output)
+    values: dict[str, Any] = {
+        "data": {"dataset": dataset, "clients": clients},
+        "partition": {"name": partition},
+        "training": {"rounds": 1, "seed": seed},
+    }
+    if "concentration" in inspect.signature(PARTITIONS.get(partition, object)).parameters:
+        values["partition"]["concentration"] = 0.1
+    # A plain name is an option of the partition, one with dots a setting of the config.
+    named = [each if "." in each.partition("=")[0] else f"partition.{each}" for each in assignments or []]
+    config = Config.checked(with_assignments(values, named))
+    federation = config.make_federation()
+    rows = [federation.rows(client).numpy() for client in range(len(federation))]
+    labels = federation.targets.numpy()
+    counts, found = class_counts(rows, labels, federation.classes or 1), summary(rows, labels)
+    options = ", ".join(f"{key} = {value}" for key, value in config.partition.items() if key != "name")
+    title = ", ".join(filter(None, [f"{dataset} over {clients} clients", config.partition["name"], options]))
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for what, number in describe(found):
+        table.add_row(f"[bold]{what}", number)
+    console.print(f"[bold]{escape(title)}", highlight=False)
+    console.print(table)
+    coloured = console.color_system is not None and not console.no_color
+    console.print(terminal_picture(counts, min(console.width, 140), coloured))
+    if output is not None:
+        write_picture(output, counts, f"{title}, seed {seed}", found)
+        console.print(f"picture: {output}", highlight=False)
+
+
+@command
 def list_() -> None:
     """List the algorithms."""
     table = Table("name", "what it is", "gradients\nper step", "down", "up", "server keeps", "client keeps")
@@ -281,13 +389,12 @@ def _facts(made: Algorithm) -> Table:
     facts.add_row("[bold]up", ", ".join(made.uploads))
     facts.add_row("[bold]server keeps", ", ".join(["model", *(v.name for v in made.server_vectors)]))
     facts.add_row("[bold]client keeps", _names(made.client_vectors))
-    described = [describe_part(part) for part in made.parts if type(part).__name__ != part.slot.title()]
+    described = [describe_part(part) for part in made.parts if type(part) is not SLOTS[part.slot]]
     facts.add_row(
         "[bold]parts",
         "\n".join(
             f"{each['part']}({', '.join(f'{k}={v}' for k, v in each.items() if k != 'part')})"
             for each in described
-            if each["part"] not in {"start", "gradient", "schedule", "server"}
         )
         or "none beyond averaging",
     )
@@ -344,6 +451,8 @@ def _contestant(text: str) -> Contestant:
     """`fedsam:radius=0.05,lr=0.2`: an algorithm, its options and its own training settings."""
     name, _, options = text.partition(":")
     values = with_assignments({}, [item for item in options.split(",") if item])
+    if "seed" in values:
+        raise FlatfedError(f"{text}: every algorithm runs under the same seeds; use --seeds")
     training = {key: values.pop(key) for key in list(values) if key in flatfed.Settings.model_fields}
     return Contestant(text, {"algorithm": {"name": name, **values}, "training": training})
 
@@ -384,47 +493,75 @@ def _compare(
 
 
 def _print_rows(rows: Sequence[Row], target: float, test_samples: int) -> None:
-    table = Table(title_justify="left")
-    headers = (
-        "algorithm",
-        "lr",
-        "accuracy %",
-        f"rounds\nto {target:.0%}",
-        "MB down",
-        "MB up",
-        "gradients",
-        "seconds",
-        "deviation between\nclients % (chance)",
-    )
-    for header in headers:
-        table.add_column(header, justify="left" if header == "algorithm" else "right", no_wrap=True)
-    for row in rows:
-        rounds = "not reached" if row.rounds_to_target is None else row.rounds_to_target.text(0)
-        if 0 < row.reached < row.seeds:
-            rounds += f" ({row.reached} of {row.seeds})"
-        table.add_row(
-            row.label,
-            f"{row.lr:g}",
-            row.accuracy.text(1, 100),
-            rounds,
-            f"{row.megabytes_down.mean:.1f}",
-            f"{row.megabytes_up.mean:.1f}",
-            f"{row.gradient_evaluations.mean:,.0f}",
-            row.seconds.text(1),
-            f"{row.client_deviation.text(1, 100)} ({row.chance_deviation:.1%})".replace("%)", ")"),
-        )
-    console.print(table)
-    best = max(row.accuracy.mean for row in rows)
-    error = 100 * (best * (1 - best) / test_samples) ** 0.5 if test_samples else float("nan")
-    seeds = rows[0].seeds
+    most_seeds = max(row.seeds for row in rows)
+
+    def label(row: Row) -> str:
+        return row.label if row.seeds == most_seeds else f"{row.label} ({row.seeds} of {most_seeds} seeds)"
+
+    def rounds(row: Row) -> str:
+        if row.rounds_to_target is None:
+            return "not reached"
+        some = f" ({row.reached} of {row.seeds})" if row.reached < row.seeds else ""
+        return row.rounds_to_target.text(0) + some
+
+    def deviation(row: Row) -> str:
+        return f"{row.client_deviation.text(1, 100)} ({100 * row.chance_deviation:.1f})"
+
+    results: dict[str, Callable[[Row], str]] = {
+        "lr": lambda row: f"{row.lr:g}",
+        "accuracy %": lambda row: row.accuracy.text(1, 100),
+        f"rounds\nto {target:.0%}": rounds,
+        "deviation between\nclients % (chance)": deviation,
+    }
+    costs: dict[str, Callable[[Row], str]] = {
+        "MB down": lambda row: row.megabytes_down.text(1),
+        "MB up": lambda row: row.megabytes_up.text(1),
+        "gradients": lambda row: row.gradient_evaluations.text(0),
+        "seconds": lambda row: row.seconds.text(1),
+    }
+    # A narrow terminal gets two tables rather than one that is cut off.
+    for columns in [results | costs] if console.width >= 120 else [results, costs]:
+        table = Table()
+        table.add_column("algorithm", no_wrap=True)
+        for header in columns:
+            table.add_column(header, justify="right", no_wrap=True)
+        for row in rows:
+            table.add_row(label(row), *(column(row) for column in columns.values()))
+        console.print(table)
+    worst = max(row.accuracy.mean * (1 - row.accuracy.mean) for row in rows)
+    error = 100 * (worst / test_samples) ** 0.5 if test_samples else float("nan")
+    spread = f"mean ± standard deviation over {most_seeds} seeds" if most_seeds > 1 else "one seed"
     console.print(
-        f"mean ± standard deviation over {seeds} seed{'s' if seeds > 1 else ''}. With {test_samples:,} test "
-        f"samples an accuracy is uncertain by ±{error:.1f} points (one standard error) whatever the seeds "
-        "say; differences of that size may be luck.\n"
+        f"{spread}. With {test_samples:,} test samples an accuracy is uncertain by up to ±{error:.1f} points "
+        "(one standard error) whatever the seeds say; differences of that size may be luck.\n"
         "MB: traffic of the whole run, all participants. gradients: minibatch gradients of the whole run. "
         "deviation: of the global model's accuracy on each client's own data; in brackets what chance alone "
         "gives for clients this small.",
         highlight=False,
+    )
+
+
+def _print_trials(
+    found: Sequence[Trial], plan: Plan, config: Path, seed: int | None, assignments: Sequence[str]
+) -> None:
+    table = Table(title_justify="left")
+    for header in (*plan.grid, f"accuracy %\n({plan.metric})", "rounds", "state", "run folder"):
+        table.add_column(header, justify="left" if header in {"state", "run folder"} else "right")
+    for trial in found:
+        value = "–" if trial.value is None else f"{100 * trial.value:.2f}"
+        values = [assigned.partition("=")[2] for assigned in trial.assignments]
+        table.add_row(*values, value, str(trial.rounds), trial.state, trial.folder.name)
+    console.print(table)
+    if not found or found[0].state != "complete":
+        raise DivergedError(
+            "no trial ran to its end; add smaller values of training.lr to the grid or set clip"
+        )
+    seeded = [] if seed is None else [f"training.seed={seed}"]
+    best = [*assignments, *seeded, *found[0].assignments]
+    line = " ".join(f"--set {shlex.quote(each)}" for each in best)
+    console.print("best:", highlight=False)
+    console.print(
+        f"flatfed run {shlex.quote(str(config))} {line}", highlight=False, markup=False, soft_wrap=True
     )
 
 

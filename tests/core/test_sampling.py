@@ -84,7 +84,7 @@ def test_bernoulli_cohorts_have_the_right_sizes_and_are_never_empty():
 
 
 @pytest.mark.parametrize(
-    ("share", "clients", "expected"), [(0.1, 3, 1), (1.0, 7, 7), (0.5, 9, 4), (0.01, 500, 5)]
+    ("share", "clients", "expected"), [(0.1, 3, 1), (1.0, 7, 7), (0.5, 9, 5), (0.01, 500, 5)]
 )
 def test_a_share_becomes_at_least_one_participant(share, clients, expected):
     assert len(cohort(Settings(rounds=1, participation=share), clients, 0)) == expected

@@ -218,3 +218,37 @@ def write_tiny_imagenet(root: Path, names=("n02", "n01"), train=3, test=4, seed=
         lines.append(f"val_{number}.JPEG\t{ordered[label]}\t0\t0\t63\t63\n")
     (folder / "val" / "val_annotations.txt").write_text("".join(lines))
     return (images, labels), (test_images, test_labels)
+
+
+def write_femnist(root: Path, writers=4, train=4, test=2, seed=0):
+    """Every writer has `train` and `test` characters of its own."""
+    generator = np.random.default_rng(seed)
+    for part, count in (("train", train), ("test", test)):
+        users = {}
+        for writer in range(writers):
+            pixels = generator.integers(0, 256, (count, 28 * 28)) / 255
+            labels = generator.integers(0, 62, count)
+            users[f"f{writer:04}_00"] = (np.round(pixels, 6).tolist(), labels.tolist())
+        write_leaf(root / "femnist" / part, [users])
+
+
+def write_shakespeare(root: Path, roles=4, characters=600, seed=0):
+    """One play; each role says `characters` random letters."""
+    generator = np.random.default_rng(seed)
+    letters = list("abcdefghijklmnopqrstuvwxyz")
+    speeches = [
+        ([f"ROLE {role}"], f"<LINE>{''.join(generator.choice(letters, characters))}</LINE>")
+        for role in range(roles)
+    ]
+    write_play(root / "shakespeare" / "play.xml", "The Play", speeches)
+
+
+def write_everything(root: Path):
+    """A few samples of every data set that the papers' tables use, in the folders where loaders look."""
+    write_cifar10(root, per_file=4)
+    write_cifar100(root, train=20, test=4)
+    write_emnist(root / "emnist", "letters", train=80, test=20, packed=False)
+    write_emnist(root / "emnist", "byclass", train=20, test=4, packed=False)
+    write_tiny_imagenet(root, train=8, test=2)
+    write_femnist(root)
+    write_shakespeare(root)

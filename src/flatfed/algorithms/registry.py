@@ -40,7 +40,7 @@ def register(make: Callable[Options, Algorithm]) -> Callable[Options, Algorithm]
             raise FlatfedError(one_line(error, signature.parameters, prefix=name)) from None
         bound = signature.bind(*positional, **named)
         bound.apply_defaults()
-        return replace(algorithm, name=name, options=dict(bound.arguments))
+        return replace(algorithm, name=name, options=dict(bound.arguments), made_of=algorithm.parts)
 
     ALGORITHMS[name] = construct
     return construct
@@ -99,7 +99,7 @@ def _build_part(slot: str, description: Any) -> Part:
         description = {"part": description}
     known = parts_by_name(slot)
     name = description.get("part") if isinstance(description, Mapping) else None
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         hint = did_you_mean(str(name), known)
         raise FlatfedError(f"algorithm.{slot}.part = {name!r}: unknown; {hint}")
     kind = known[name]

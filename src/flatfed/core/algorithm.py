@@ -79,8 +79,11 @@ class Part:
     """One ingredient. Everything has a neutral default, so a part overrides only what it is about."""
 
     slot: ClassVar[str]
-    reads_displacement: ClassVar[bool] = False
-    """Whether it takes the mean displacement, divided by the step sizes, for a mean direction."""
+
+    @property
+    def reads_displacement(self) -> bool:
+        """Whether it takes the mean displacement, divided by the step sizes, for a mean direction."""
+        return False
 
     @property
     def server_vectors(self) -> tuple[Vector, ...]:
@@ -215,10 +218,12 @@ class Algorithm:
     server: Server = Server()
     name: str = "custom"
     options: dict[str, Any] = field(default_factory=dict, compare=False)
+    made_of: tuple[Part, ...] = field(default=(), compare=False, repr=False)
+    """The parts that the named constructor chose; if they were replaced, the name says too little."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.correct, Correction):
-            object.__setattr__(self, "correct", (self.correct,))
+        several = self.correct if isinstance(self.correct, list | tuple) else (self.correct,)
+        object.__setattr__(self, "correct", tuple(several))
         for slot, kind in SLOTS.items():
             filling = getattr(self, slot)
             for part in filling if slot == "correct" else (filling,):
@@ -268,7 +273,7 @@ class Algorithm:
 
     def describe(self) -> dict[str, Any]:
         """The algorithm as plain data, from which `flatfed.algorithms.build` makes it again."""
-        if self.name != "custom":
+        if self.name != "custom" and self.made_of == self.parts:
             return {"name": self.name, **self.options}
         described: dict[str, Any] = {}
         for slot, kind in SLOTS.items():
@@ -327,4 +332,5 @@ def describe_part(part: Part) -> dict[str, Any]:
 
 def unit(vector: Tensor) -> Tensor:
     """v / ‖v‖ over the last axis, and 0 where v = 0."""
-    return vector / (torch.linalg.vector_norm(vector, dim=-1, keepdim=True) + 1e-12)
+    norm = torch.linalg.vector_norm(vector, dim=-1, keepdim=True)
+    return vector / torch.where(norm > 0, norm, 1)

@@ -90,7 +90,8 @@ def _unfold(entry: Entry, piece: Tensor) -> Tensor:
 
 
 def _fold(entry: Entry, tensor: Tensor) -> Tensor:
-    return (tensor.permute(0, 2, 3, 1) if entry.channels_last else tensor).reshape(-1)
+    dense = tensor.to_dense() if tensor.is_sparse else tensor
+    return (dense.permute(0, 2, 3, 1) if entry.channels_last else dense).reshape(-1)
 
 
 def load_vector(module: nn.Module, layout: Layout, vector: Tensor) -> None:

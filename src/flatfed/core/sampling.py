@@ -5,6 +5,8 @@ Both depend on (seed, round, client) alone: two algorithms under one seed see th
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -16,13 +18,25 @@ def cohort(settings: Settings, clients: int, round_number: int) -> list[int]:
     """The participants of a round in ascending order; takes memory for them, not for the population."""
     generator = numpy_generator(settings.seed, "cohort", round_number)
     size = settings.cohort_size(clients)
-    if settings.sampling == "bernoulli":
-        probability = size / clients if settings.participation is None else settings.participation
-        # Drawing how many first is the same distribution; an empty cohort is drawn again.
-        size = 0
-        while size == 0:
-            size = int(generator.binomial(clients, probability))
-    return sorted(generator.choice(clients, size, replace=False).tolist())
+    if settings.sampling == "fixed":
+        return sorted(generator.choice(clients, size, replace=False).tolist())
+    probability = size / clients if settings.participation is None else settings.participation
+    first = _first_of_some(clients, probability, float(generator.random()))
+    after = clients - first - 1
+    others = generator.choice(after, int(generator.binomial(after, probability)), replace=False)
+    return [first, *sorted((others + first + 1).tolist())]
+
+
+def _first_of_some(clients: int, probability: float, uniform: float) -> int:
+    """The first client that comes, given that somebody does: a geometric draw cut off at the last client.
+
+    The clients after it then decide for themselves, which is the same as drawing again while nobody comes,
+    but takes no longer when hardly anybody does.
+    """
+    if probability == 1:
+        return 0
+    somebody = -math.expm1(clients * math.log1p(-probability))
+    return min(clients - 1, int(math.log1p(-uniform * somebody) / math.log1p(-probability)))
 
 
 def batches(settings: Settings, samples: int, round_number: int, client: int) -> list[Tensor]:

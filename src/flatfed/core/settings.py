@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, TypedDict
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
@@ -38,7 +39,7 @@ class Settings(BaseModel):
     """Samples per step; None (in files: "full") takes all of a client's samples."""
     lr: Positive = 0.1
     """The local step size η."""
-    lr_decay: Positive = 1.0
+    lr_decay: PositiveShare = 1.0
     """η is multiplied by this after every round."""
     weight_decay: NonNegative = 0.0
     clip: Positive | None = None
@@ -93,7 +94,7 @@ class Settings(BaseModel):
                 )
             return self.participants
         share = 1.0 if self.participation is None else self.participation
-        return max(1, round(share * clients))
+        return max(1, math.floor(share * clients + 0.5))
 
     def rate(self, round_number: int) -> float:
         return self.lr * self.lr_decay**round_number

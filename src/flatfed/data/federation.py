@@ -83,6 +83,7 @@ class Federation(ABC):
         """A federation from each client's (inputs, targets)."""
         if not clients:
             raise FlatfedError("clients: the list is empty; give at least one (inputs, targets)")
+        clients = [as_samples(f"clients[{number}]", pair) for number, pair in enumerate(clients)]
         for number, (inputs, targets) in enumerate(clients):
             _check_samples(f"clients[{number}]", inputs, targets)
             if inputs.shape[1:] != clients[0][0].shape[1:]:
@@ -130,6 +131,16 @@ def _as_tensors(dataset: Dataset[Any]) -> Samples:
     )
 
 
+def as_samples(name: str, pair: Any) -> Samples:
+    """(inputs, targets) as tensors, from tensors, arrays or lists."""
+    try:
+        inputs, targets = pair
+        return torch.as_tensor(inputs), torch.as_tensor(targets)
+    except (TypeError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise FlatfedError(f"{name}: give (inputs, targets) as tensors or arrays ({reason})") from None
+
+
 def _check_samples(name: str, inputs: Tensor, targets: Tensor) -> None:
     if len(inputs) == 0:
         raise FlatfedError(f"{name}: it has no samples; leave it out or give it data")
@@ -170,7 +181,13 @@ class PooledFederation(Federation):
             bad = int(self._rows.max()) if int(self._rows.max()) >= len(inputs) else int(self._rows.min())
             raise FlatfedError(f"clients: sample number {bad} is outside the data (0 … {len(inputs) - 1})")
         if test is not None:
-            _check_samples("test", *test)
+            self.test = as_samples("test", test)
+            _check_samples("test", *self.test)
+            if self.test[0].shape[1:] != inputs.shape[1:]:
+                raise FlatfedError(
+                    f"test: its inputs are shaped {list(self.test[0].shape[1:])}, the clients' "
+                    f"{list(inputs.shape[1:])}; use one shape"
+                )
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
@@ -180,6 +197,11 @@ class PooledFederation(Federation):
 
     def client(self, number: int) -> ClientData:
         return ClientData(self.inputs, self.targets, self.rows(number))
+
+    @property
+    def all_rows(self) -> Tensor:
+        """The clients' row numbers, one client after the other."""
+        return self._rows
 
     @property
     def sizes(self) -> Tensor:
@@ -218,7 +240,7 @@ class LoadedFederation(Federation):
         return self._clients
 
     def client(self, number: int) -> ClientData:
-        inputs, targets = self._load(number)
+        inputs, targets = as_samples(f"clients[{number}]", self._load(number))
         _check_samples(f"clients[{number}]", inputs, targets)
         return ClientData(inputs.to(self._device), targets.to(self._device))
 

@@ -72,6 +72,7 @@ class LocalEngine:
     ) -> None:
         self.plan = make_plan(model, federation, algorithm, loss, settings, metrics)
         self.federation = federation.to(self.plan.device)
+        self.description = str(model)
         self.initial_vector = self.plan.layout.vector(model).to(self.plan.device)
         self.initial_buffers = {name: value.to(self.plan.device) for name, value in buffers_of(model).items()}
         on_cpu = self.plan.device.type == "cpu"
@@ -101,8 +102,17 @@ class LocalEngine:
 
         def work(members: Sequence[int]) -> Totals:
             states = [store.read(client, received["model"]) for client in members]
-            with self._worker() as worker:
-                totals, new_states = worker.train(members, received, buffers, states, round_number)
+            try:
+                with self._worker() as worker:
+                    totals, new_states = worker.train(members, received, buffers, states, round_number)
+            except FlatfedError:
+                raise
+            except (RuntimeError, ValueError, IndexError, TypeError) as error:
+                who = f"client {members[0]}" if len(members) == 1 else f"one of clients {list(members)}"
+                reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+                raise FlatfedError(
+                    f"round {round_number + 1}: the model cannot be trained on the data of {who}: {reason}"
+                ) from error
             for client, state in zip(members, new_states, strict=True):
                 store.stage(client, state)
             return totals

@@ -20,8 +20,9 @@ from flatfed.data.federation import Samples
 
 Shift = Callable[..., Tensor]
 UNEXPECTED_DRAWS = (
-    "model: it drew random numbers in training that it did not draw when it was first tried, so its results "
-    "would depend on the order of work; draw them in every forward pass or in none"
+    "model: it (or the function that loads a client's data) drew from torch's global random stream in "
+    "training, though not when it was first tried, so results would depend on the order of work; draw in "
+    "every forward pass or in none, and load data without drawing"
 )
 
 

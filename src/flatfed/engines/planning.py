@@ -15,13 +15,13 @@ from flatfed.core.flat import BoundModel, Layout, Loss, buffer_change, buffers_o
 from flatfed.core.sampling import batches, equal_batches
 from flatfed.core.settings import Settings
 from flatfed.core.state import Dimensions
-from flatfed.data.federation import Federation
+from flatfed.data.federation import Federation, PooledFederation
 from flatfed.engines.oracles import MatrixGradients
 from flatfed.engines.worker import Metric, Plan
 
 MATRIX_PARAMETERS = 32_768
 """Larger models keep a core busy by themselves, and a matrix of them falls out of the cache."""
-_CLIENT_BY_CLIENT = (nn.modules.conv._ConvNd, nn.RNNBase)
+_CLIENT_BY_CLIENT = (nn.modules.conv._ConvNd, nn.RNNBase, nn.Embedding, nn.EmbeddingBag)
 
 
 def make_plan(
@@ -37,6 +37,8 @@ def make_plan(
     bound = BoundModel(model, layout, device)
     tried = _try(bound, federation.to(device), loss, settings, algorithm)
     path, reason = _choose_path(bound, tried, loss, settings, federation.common_size)
+    if path == "matrix":
+        _check_indices(bound, federation)
     return Plan(
         algorithm=algorithm,
         loss=loss,
@@ -89,21 +91,28 @@ def _try(
         values.append(loss(bound.module(inputs), targets))
         torch.autograd.grad(values[0], bound.parameters, allow_unused=True)
 
-    try:
-        drawn = random.draws_random_numbers(call)
-    except FlatfedError:
-        raise
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+    def check_value() -> None:
+        if values and not isinstance(values[0], Tensor):
+            raise FlatfedError(f"loss: it must return a tensor, not {type(values[0]).__name__}")
         if values and values[0].dim() != 0:
             raise FlatfedError(
                 f"loss: it must return one number, not a tensor shaped {list(values[0].shape)}; take the "
                 "mean over the batch"
-            ) from None
+            )
+
+    try:
+        drawn = random.draws_random_numbers(call)
+    except FlatfedError:
+        raise
+    except Exception as error:
+        # Whatever a user's model or loss raises, say where; the cause stays attached.
+        check_value()
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise FlatfedError(
             f"model: it cannot be trained on a batch of client 0 ({shown}, targets {list(targets.shape)} "
             f"{_dtype(targets)}): {reason}"
         ) from error
+    check_value()
     changed = any(bool((change != 0).any()) for change in buffer_change(before, bound.buffers).values())
     load_buffers(bound.module, before)
     bound.module.eval()
@@ -111,6 +120,22 @@ def _try(
         drawn_in_evaluation = random.draws_random_numbers(lambda: bound.module(inputs))
     bound.module.train()
     return _Tried(inputs, targets, drawn, drawn_in_evaluation, changed)
+
+
+def _check_indices(bound: BoundModel, federation: Federation) -> None:
+    """As a matrix, an index beyond a client's embedding would silently read another client's."""
+    embeddings = any(isinstance(module, nn.Embedding | nn.EmbeddingBag) for module in bound.module.modules())
+    if not embeddings or not isinstance(federation, PooledFederation):
+        return
+    bound.module.eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            for batch in federation.inputs.split(1024):
+                bound.module(federation.transform.evaluate(batch.to(bound.parameters[0].device)))
+    except IndexError as error:
+        raise FlatfedError(f"data: an input is outside the model's embedding ({error})") from None
+    finally:
+        bound.module.train()
 
 
 def _dtype(tensor: Tensor) -> str:
@@ -145,7 +170,7 @@ def _choose_path(
     if impossible:
         return "client", impossible
     if any(isinstance(module, _CLIENT_BY_CLIENT) for module in bound.module.modules()):
-        return "client", "the model has convolutional or recurrent layers"
+        return "client", "the model has convolutional, recurrent or embedding layers"
     if layout.size > MATRIX_PARAMETERS:
         return "client", f"the model has more than {MATRIX_PARAMETERS} parameters"
     return "matrix", f"the model has at most {MATRIX_PARAMETERS} parameters and all batches have one shape"

@@ -134,7 +134,8 @@ class Worker:
         with torch.no_grad(), random.routed(generator):
             outputs = self.bound.module(self.federation.transform.evaluate(inputs))
             functions = (self.plan.loss, *self.plan.metrics.values())
-            return torch.stack([function(outputs, targets).double().cpu() for function in functions])
+            values = [torch.as_tensor(function(outputs, targets)) for function in functions]
+            return torch.stack([value.double().cpu().reshape(()) for value in values])
 
     def _context(
         self,
@@ -309,6 +310,8 @@ def _full_gradient(
 ) -> Tensor:
     """The gradient of the mean loss over all of a client's samples, in slices."""
     total = torch.zeros_like(point)
-    for number, chosen in enumerate(torch.arange(samples).split(FULL_GRADIENT_SLICE)):
+    # Even slices: a last one of a single sample would break batch normalisation.
+    slices = torch.arange(samples).tensor_split(-(-samples // FULL_GRADIENT_SLICE))
+    for number, chosen in enumerate(slices):
         total += oracle(number, chosen)(point) * (len(chosen) / samples)
     return total

@@ -33,7 +33,10 @@ def run_folder(config: Config, root: Path) -> Path:
 
 
 def is_complete(config: Config, folder: Path) -> bool:
-    return RunFolder(folder).finished_rounds() == config.training.rounds
+    """Whether a folder holds the finished run of a config; another run's folder is refused."""
+    existing = RunFolder(folder)
+    existing.check_config(json.loads(config.model_dump_json()))
+    return existing.finished_rounds() == config.training.rounds
 
 
 @dataclass(frozen=True)

@@ -178,7 +178,7 @@ def _named_function(
     name = description.get("name")
     if name is None:
         raise FlatfedError(f"{field}.name: missing; choose from: {', '.join(sorted(known))}")
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise FlatfedError(f"{field}.name = {name!r}: unknown; {did_you_mean(str(name), known)}")
     options = {key: value for key, value in description.items() if key != "name"}
     _check_options(f"{field}.{name}", options, known[name])

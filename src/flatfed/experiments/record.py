@@ -142,6 +142,8 @@ class Manifest(BaseModel):
 
     format: int
     round: Annotated[int, Field(strict=True, ge=0)]
+    fingerprint: str
+    """A digest of the algorithm, settings, model and data."""
     server: StoredFile
     clients: tuple[StoredFile, ...] = ()
 
@@ -162,6 +164,7 @@ class Checkpoint:
     """A run's state after `round` rounds."""
 
     round: int
+    fingerprint: str
     server: dict[str, Tensor]
     buffers: dict[str, Tensor]
 
@@ -176,7 +179,9 @@ class RunFolder:
         self.history_path = path / "history.jsonl"
         self.model_path = path / "model.safetensors"
         self._locked: IO[str] | None = None
-        self._manifest = Manifest(format=FORMAT, round=0, server=StoredFile(name="", sha256=""))
+        self._manifest = Manifest(
+            format=FORMAT, round=0, fingerprint="", server=StoredFile(name="", sha256="")
+        )
 
     @classmethod
     def existing(cls, path: Path) -> RunFolder:
@@ -190,14 +195,18 @@ class RunFolder:
         """Takes the folder for this process; an existing run must have asked for the same."""
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         self._lock()
+        self.check_config(config)
+
+    def check_config(self, config: Mapping[str, Any]) -> None:
+        """Refuses a folder in which something else was asked for."""
         path = self.path / "config.json"
-        if path.exists():
-            before = read_json(path)
-            different = _first_difference(before, json.loads(json.dumps(config)))
-            if different:
-                raise FlatfedError(
-                    f"{self.path}: it holds another run ({different}); choose another folder or remove it"
-                )
+        if not path.exists():
+            return
+        different = _first_difference(read_json(path), json.loads(json.dumps(config)))
+        if different:
+            raise FlatfedError(
+                f"{self.path}: it holds another run ({different}); choose another folder or remove it"
+            )
 
     def begin(self, config: Mapping[str, Any], engine: Mapping[str, Any], history: History) -> None:
         """Writes what is asked for, once everything has been found in order."""
@@ -257,6 +266,7 @@ class RunFolder:
         manifest = Manifest(
             format=FORMAT,
             round=checkpoint.round,
+            fingerprint=checkpoint.fingerprint,
             server=self._write_tensors(f"server-{checkpoint.round}.safetensors", tensors),
             clients=self._log_clients(checkpoint.round, store),
         )
@@ -311,7 +321,8 @@ class RunFolder:
         for name, value in self._read_tensors(self._manifest.server).items():
             group, _, key = name.partition("/")
             groups[group][key] = value
-        return Checkpoint(self._manifest.round, groups["server"], groups["buffers"])
+        manifest = self._manifest
+        return Checkpoint(manifest.round, manifest.fingerprint, groups["server"], groups["buffers"])
 
     def load_clients(self, store: ClientStore) -> None:
         """Puts the checkpoint's client rows into the store."""
@@ -342,8 +353,8 @@ def save_module(module: nn.Module, path: Path) -> None:
     write_atomically(path, save_tensors({name: value.contiguous() for name, value in tensors.items()}))
 
 
-# Settings that do not change a run's numbers, so that a run may go on under other ones.
-FREE_SETTINGS = {"rounds", "workers", "client_memory", "checkpoint_every", "device"}
+# Settings that do not change the numbers of a round, so that a run may go on under other ones.
+FREE_SETTINGS = {"rounds", "workers", "client_memory", "checkpoint_every"}
 
 
 def _first_difference(before: Any, now: Any, name: str = "") -> str | None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 import math
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,19 +27,21 @@ from flatfed.core.state import ClientStore, State, initial_state
 from flatfed.data.federation import Federation, PooledFederation
 from flatfed.engines.local import LocalEngine
 from flatfed.engines.worker import Metric, Totals
-from flatfed.experiments.record import Checkpoint, History, RunFolder, save_module
+from flatfed.experiments.record import FREE_SETTINGS, Checkpoint, History, RunFolder, save_module
 
 CHECKPOINT_SECONDS = 30.0
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The share of samples whose largest output is the target."""
+    """The share of samples whose largest output is the target (or where the target is largest)."""
+    if targets.shape == outputs.shape:
+        targets = targets.argmax(1)
     return (outputs.argmax(1) == targets).double().mean()
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What a callback sees after a round."""
+    """What a callback sees after a round; look at the vectors, but do not change them."""
 
     round: int
     """Rounds finished so far."""
@@ -97,6 +102,7 @@ def train(
     and the algorithm. `evaluate_clients` also evaluates the final model on every client's data. All other
     keyword arguments are fields of `Settings`.
     """
+    _check_arguments(model, federation, algorithm, callbacks)
     settings = Settings.checked(**options)
     settings.cohort_size(len(federation))
     if settings.weighting == "samples" and federation.total_samples is None:
@@ -104,9 +110,9 @@ def train(
             "weighting = 'samples': the federation does not know its clients' sizes; use uniform"
         )
     if metrics is None:
-        metrics = {"accuracy": accuracy} if loss is F.cross_entropy else {}
-    if loss is F.cross_entropy:
-        _check_labels(model, federation, settings)
+        metrics = {"accuracy": accuracy} if _is_cross_entropy(loss) else {}
+    if _is_cross_entropy(loss):
+        _check_labels(model, federation)
     engine = LocalEngine(model, federation, algorithm, loss, settings, metrics)
     try:
         training = _Training(model, engine, Path(folder) if folder is not None else None, config)
@@ -145,7 +151,9 @@ class _Training:
         }
         self.history: History = []
         self.folder: RunFolder | None = None
+        self.fingerprint = ""
         if folder is not None:
+            self.fingerprint = _fingerprint(engine)
             self.folder = RunFolder(folder)
             asked = config or {
                 "algorithm": self.algorithm.describe(),
@@ -169,6 +177,11 @@ class _Training:
             self.server = {name: value.to(device) for name, value in checkpoint.server.items()}
             self.buffers = {name: value.to(device) for name, value in checkpoint.buffers.items()}
             self.history = folder.read_history(self.round)
+            if len(self.history) != self.round:
+                raise FlatfedError(
+                    f"{folder.history_path}: it has {len(self.history)} of the checkpoint's {self.round} "
+                    "rounds; restore it or choose another folder"
+                )
         chosen = {
             "path": self.plan.path,
             "reason": self.plan.path_reason,
@@ -184,6 +197,11 @@ class _Training:
         same = shapes(checkpoint.server) == shapes(self.server)
         if not same or shapes(checkpoint.buffers) != shapes(self.buffers):
             raise FlatfedError(f"{folder.path}: its checkpoint is of another model or algorithm")
+        if checkpoint.fingerprint != self.fingerprint:
+            raise FlatfedError(
+                f"{folder.path}: its checkpoint was made with another model, data, loss or settings; choose "
+                "another folder or remove it"
+            )
         if checkpoint.round > self.settings.rounds:
             raise FlatfedError(
                 f"rounds = {self.settings.rounds}: {folder.path} already has {checkpoint.round}; ask for at "
@@ -228,7 +246,8 @@ class _Training:
 
     def _checkpoint(self) -> None:
         if self.folder is not None:
-            self.folder.save(Checkpoint(self.round, self.server, self.buffers), self.store)
+            checkpoint = Checkpoint(self.round, self.fingerprint, self.server, self.buffers)
+            self.folder.save(checkpoint, self.store)
 
     def _one_round(self, callbacks: Sequence[Callback]) -> None:
         began = time.perf_counter()
@@ -248,7 +267,10 @@ class _Training:
         record = self._record(mean, server, buffers, len(clients), time.perf_counter() - began)
         progress = Progress(self.round + 1, server, record, clients)
         for callback in callbacks:
-            record.update(callback(progress) or {})
+            for name, value in (callback(progress) or {}).items():
+                if name in record:
+                    raise FlatfedError(f"callbacks: the history has its own {name!r}; use another name")
+                record[name] = float(value)
         # The round becomes visible all at once; an interrupt in between must not be saved.
         self.consistent = False
         self.store.commit()
@@ -305,9 +327,13 @@ class _Training:
         )
 
 
-def _check_labels(model: nn.Module, federation: Federation, settings: Settings) -> None:
+def _is_cross_entropy(loss: Loss) -> bool:
+    return loss is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
+
+
+def _check_labels(model: nn.Module, federation: Federation) -> None:
     """Cross-entropy needs whole labels below the number of outputs; torch would stop in mid-training."""
-    if not isinstance(federation, PooledFederation) or federation.targets.is_floating_point():
+    if not isinstance(federation, PooledFederation):
         return
     clone = copy.deepcopy(model).eval()
     try:
@@ -315,9 +341,16 @@ def _check_labels(model: nn.Module, federation: Federation, settings: Settings) 
             outputs = clone(federation.transform.evaluate(federation.inputs[:1]))
     except (RuntimeError, ValueError, TypeError, IndexError):
         return  # The engine's own first try says what is wrong with more to go by.
-    if outputs.dim() < 2:
+    if not isinstance(outputs, Tensor) or outputs.dim() < 2:
         return
     classes = outputs.shape[1]
+    if classes == 1:
+        raise FlatfedError(
+            "loss: cross-entropy over a single output is always 0; for regression give "
+            "loss=torch.nn.functional.mse_loss"
+        )
+    if federation.targets.is_floating_point():
+        return
     everything = [("client", federation.targets)] + (
         [("test", federation.test[1])] if federation.test else []
     )
@@ -329,3 +362,34 @@ def _check_labels(model: nn.Module, federation: Federation, settings: Settings) 
                 f"targets: the {name} data have the label {int(bad[0])}, but the model has {classes} outputs "
                 f"(labels 0 … {classes - 1}); mend the labels or the model"
             )
+
+
+def _check_arguments(model: object, federation: object, algorithm: object, callbacks: object) -> None:
+    for name, value, kind, fix in (
+        ("model", model, nn.Module, "give a torch.nn.Module"),
+        ("federation", federation, Federation, "make one with Federation.from_tensors"),
+        ("algorithm", algorithm, Algorithm, "call its constructor, for instance flatfed.fedavg()"),
+        ("callbacks", callbacks, Sequence, "give a list of functions"),
+    ):
+        if not isinstance(value, kind):
+            raise FlatfedError(f"{name} = {value!r}: {fix}")
+
+
+def _fingerprint(engine: LocalEngine) -> str:
+    """A digest of all that decides a run's numbers: a folder is never continued with something else."""
+    plan, federation = engine.plan, engine.federation
+    digest = hashlib.sha256()
+    settings = plan.settings.model_dump(exclude=FREE_SETTINGS)
+    loss = getattr(plan.loss, "__qualname__", repr(plan.loss))
+    for text in (plan.algorithm.describe(), settings, plan.path, loss, engine.description, len(federation)):
+        # Addresses in representations change from process to process.
+        digest.update(re.sub(r"0x[0-9a-fA-F]+", "", json.dumps(text)).encode())
+    tensors = [engine.initial_vector, *engine.initial_buffers.values()]
+    if isinstance(federation, PooledFederation):
+        tensors += [federation.inputs, federation.targets, federation.sizes, federation.all_rows]
+    else:
+        first = federation.client(0)
+        tensors += [first.inputs, first.targets]
+    for tensor in tensors:
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -176,7 +176,9 @@ class GlobalMomentum(Correction):
     memory: NonNegative = 0.0
     gain: NonNegative = 1.0
 
-    reads_displacement = True
+    @property
+    def reads_displacement(self) -> bool:
+        return True
 
     @property
     def server_vectors(self) -> tuple[Vector, ...]:

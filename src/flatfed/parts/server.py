@@ -25,6 +25,10 @@ class Average(Server):
     rate: Positive = 1.0
     units: Literal["model", "gradient"] = "model"
 
+    @property
+    def reads_displacement(self) -> bool:
+        return self.units == "gradient"
+
     def update(
         self, server: State, displacement: Tensor, shift: Tensor | None, cohort: Cohort
     ) -> dict[str, Tensor]:

@@ -1,0 +1,330 @@
+"""The papers' tables: every cell is a good config, says what the paper says, and runs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from data import fake
+from typer.testing import CliRunner
+
+from flatfed import cli
+from flatfed.core.errors import FlatfedError
+from flatfed.experiments import config as config_module
+from flatfed.experiments.compare import is_complete, run_folder
+from flatfed.experiments.papers import tables
+from flatfed.experiments.papers.presets import ALIASES, METHODS, cells, checked, small
+from flatfed.experiments.papers.reproduce import chosen_cells, seeded
+
+TABLES = [name for name in tables() if not name.startswith("fedsynsam/")]
+
+
+def cell(table, block, method, swept=None):
+    found = [each for each in cells(table) if (each.block, each.method, each.swept) == (block, method, swept)]
+    assert len(found) == 1
+    return found[0]
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_cell_is_a_good_config_at_both_scales(table):
+    for each in cells(table):
+        made = checked(each)
+        assert made.training.rounds == each.config["training"]["rounds"]
+        config_module.Config.checked(small(each.config))
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_cells_are_the_tables_own_numbers(table):
+    left = list(cells(table))
+    for index, block in enumerate(tables()[table]["blocks"]):
+        setting = block["setting"]
+        targets = setting.get("targets", [setting["target"]] if "target" in setting else [])
+        for method, printed in block["results"].items():
+            for position, swept in enumerate(setting.get("values", [None])):
+                each = left.pop(0)
+                assert (each.block, each.method, each.swept) == (index, method, swept)
+                assert [100 * target for target in each.targets] == pytest.approx(targets)
+                for key, value in printed.items():
+                    per_value = "values" in setting and isinstance(value, list)
+                    assert each.printed[key] == (value[position] if per_value else value)
+                rounds = each.printed.get("rounds_to_targets")
+                assert rounds is None or len(rounds) == len(each.targets)
+    assert not left
+
+
+def test_values_of_a_sweep_match_its_rows():
+    for table in TABLES:
+        for block in tables()[table]["blocks"]:
+            values = block["setting"].get("values")
+            for printed in block["results"].values():
+                if values is not None:
+                    assert len(printed["acc"]) == len(values)
+
+
+# Each line was read off the paper's table: what is printed, and what has to be run for it.
+SPOT_CHECKS = [
+    (
+        ("fedswa/table2", 5, "FedMoSWA", None),
+        {"acc": 67.9, "std": 0.4, "rounds_to_target": 330},
+        {"name": "fedmoswa"},
+        ("dirichlet_client_refill", 0.6),
+        {"participation": 0.1, "rounds": 1000, "lr": 0.2, "batch_size": 50, "local_epochs": 5},
+    ),
+    (
+        ("fedswa/table3", 3, "FedSAM", None),
+        {"acc": 71.4, "std": 0.2, "rounds_to_target": 212},
+        {"name": "fedsam", "radius": 0.05},
+        ("dirichlet_client_refill", 0.1),
+        {"participation": 0.1, "rounds": 400},
+    ),
+    (
+        ("fedswa/table4", 0, "FedSWA", 0.3),
+        {"acc": 57.9},
+        {"name": "fedswa", "final_rate": 0.3},
+        ("dirichlet_client_refill", 0.6),
+        {"participation": 0.1, "rounds": 1000},
+    ),
+    (
+        ("fedswa/table5", 0, "FedMo (ii)", None),
+        {"acc": 62.5, "gain": 4.3},
+        {"name": "fedmo"},
+        ("dirichlet_client_refill", 0.6),
+        {"participation": 1.0, "rounds": 300},
+    ),
+    (
+        ("fedsagd/table2", 2, "FedLNAG", None),
+        {"top_acc": 81.92, "rounds_to_targets": [41, 196]},
+        {"name": "fedlnag"},
+        ("dirichlet_client", 0.3),
+        {"participation": 0.01, "rounds": 2000, "batch_size": 48, "local_epochs": 20},
+    ),
+    (
+        ("fedsagd/table3", 0, "FedCM", "iid"),
+        {"acc": 82.07},
+        {"name": "fedcm"},
+        ("iid", None),
+        {"participation": 0.01, "rounds": 2000},
+    ),
+    (
+        ("fedsagd/table4", 0, "SCAFFOLD", 5.0),
+        {"acc": 81.97},
+        {"name": "scaffold"},
+        ("dirichlet_client", 0.3),
+        {"participation": 0.05, "rounds": 2000},
+    ),
+    (
+        ("fedsagd/table12", 0, "FedSAGD", 0.0005),
+        None,
+        {"name": "fedsagd", "decay_weight": 0.0005},
+        ("dirichlet_client", 0.1),
+        {"participation": 0.1, "rounds": 500},
+    ),
+    (
+        ("fedsagd/table15", 0, "Alg12", None),
+        {"acc_250": 77.31, "acc_500": 79.7, "rounds_to_targets": [172, 487]},
+        {"name": "feddyn", "regularisation": 0.01},
+        ("natural", None),
+        {"participants": 5, "rounds": 500},
+    ),
+    (
+        ("fedsam/table1", 0, "MoFedSAM", None),
+        {"val_acc": 85.07, "val_dev": 2.95, "rounds_to_target": 24},
+        {"name": "mofedsam", "radius": 0.2},
+        ("dirichlet_client", 0.6),
+        {"participation": 0.2, "rounds": 1000, "sampling": "bernoulli", "local_epochs": 10},
+    ),
+    (
+        ("fednsam/table3", 0, "FedNSAM", None),
+        {"acc": 70.12, "rounds_to_target": 67},
+        {"name": "fednsam"},
+        ("dirichlet_client_refill", 0.1),
+        {"participation": 0.05, "rounds": 100, "lr": 0.01, "batch_size": 16},
+    ),
+    (
+        ("fednsam/table4", 0, "FedAvgM", None),
+        {"acc": 15.72, "std": 0.23, "rounds_to_target": None},
+        {"name": "fedavgm"},
+        ("dirichlet_client_refill", 0.6),
+        {"participation": 0.02, "rounds": 1000},
+    ),
+]
+
+
+@pytest.mark.parametrize(("place", "printed", "algorithm", "partition", "training"), SPOT_CHECKS)
+def test_hand_picked_cells(place, printed, algorithm, partition, training):
+    each = cell(*place)
+    if printed is not None:
+        assert {key: each.printed[key] for key in printed} == printed
+    made = each.config
+    assert made["algorithm"] == algorithm
+    assert (made["partition"]["name"], made["partition"].get("concentration")) == partition
+    assert {key: made["training"][key] for key in training} == training
+
+
+def test_the_fixed_settings_of_the_sensitivity_tables_are_the_methods_defaults():
+    options = {"mu": "decay_weight", "lambda": "proximal_weight", "beta": "momentum_decay"}
+    for number in range(8, 14):
+        block = tables()[f"fedsagd/table{number}"]["blocks"][0]
+        for each in cells(f"fedsagd/table{number}"):
+            built = checked(each).make_algorithm().options
+            for symbol, value in block["setting"]["fixed"].items():
+                assert built[options[symbol]] == value
+            assert built[options[block["setting"]["sweep"]]] == each.swept
+
+
+def disagreements(each):
+    """(strictly impossible, at odds) for every target: a last round may be below an earlier one."""
+    printed = each.printed
+    rounds = printed.get("rounds_to_targets", [printed.get("rounds_to_target")])
+    best = printed.get("top_acc")
+    last = next((printed[key] for key in ("acc", "val_acc", "acc_500") if key in printed), None)
+    value = best if best is not None else last
+    if value is None or not ("rounds_to_targets" in printed or "rounds_to_target" in printed):
+        return []
+    found = []
+    for target, reached in zip(each.targets, rounds, strict=True):
+        above = value >= 100 * target - 1e-9
+        never = above and reached is None
+        too_low = not above and reached is not None
+        found.append((never or (too_low and best is not None), never or too_low))
+    return found
+
+
+def test_every_impossible_cell_is_marked_and_only_those():
+    marked = 0
+    for table in TABLES:
+        for each in cells(table):
+            found = disagreements(each)
+            mark = each.printed.get("impossible")
+            if any(strict for strict, _ in found):
+                assert mark, (table, each.label)
+            if mark:
+                marked += 1
+                assert any(odd for _, odd in found), (table, each.label, mark)
+                figure = each.printed.get("top_acc", each.printed.get("acc"))
+                assert f"{figure:.2f}" in mark
+    assert marked == 7
+
+
+def test_a_round_to_a_target_lies_within_the_run():
+    for table in TABLES:
+        for block in tables()[table]["blocks"]:
+            for printed in block["results"].values():
+                numbers = printed.get("rounds_to_targets", [printed.get("rounds_to_target")])
+                for number in numbers:
+                    assert number is None or number <= block["setting"].get("rounds", 1000)
+
+
+def test_tables_that_need_compression_say_so():
+    for table in tables():
+        if table not in TABLES:
+            with pytest.raises(FlatfedError, match="compressed uploads"):
+                cells(table)
+
+
+# -- running them -----------------------------------------------------------------------------------------
+
+
+def key(table, each):
+    """What there is to try about a cell: its block, its model on its data, its method's settings."""
+    paper = table.partition("/")[0]
+    config = small(each.config)
+    data = config["data"]["dataset"], json.dumps(config["model"], sort_keys=True)
+    method = paper, ALIASES.get(each.method, each.method)
+    return {("block", table, each.block), ("data", *data), ("method", *method)}
+
+
+def plan():
+    """The fewest cells, greedily, that leave out no block, no model, no data and no method."""
+    tried: set = set()
+    chosen: dict[str, list] = {}
+    for table in TABLES:
+        waiting = list(cells(table))
+        while waiting:
+            best = max(waiting, key=lambda each: len(key(table, each) - tried))
+            if key(table, best) <= tried:
+                break
+            tried |= key(table, best)
+            chosen.setdefault(table, []).append(best)
+            waiting.remove(best)
+    return chosen
+
+
+PLAN = plan()
+
+
+def test_the_plan_leaves_nothing_out():
+    assert list(PLAN) == TABLES
+    methods = {
+        (table.partition("/")[0], ALIASES.get(each.method, each.method))
+        for table in TABLES
+        for each in PLAN[table]
+    }
+    asked = {(t.partition("/")[0], ALIASES.get(c.method, c.method)) for t in TABLES for c in cells(t)}
+    assert methods == asked
+    assert all(method in METHODS[paper] for paper, method in methods)
+    for table in TABLES:
+        assert {each.block for each in PLAN[table]} == set(range(len(tables()[table]["blocks"])))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Generated data where loaders look for them; the rest of the tests must not see them."""
+    made = tmp_path_factory.mktemp("papers")
+    fake.write_everything(made / "data")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FLATFED_DATA", str(made / "data"))
+        config_module._loaded.cache_clear()
+        yield made
+    config_module._loaded.cache_clear()
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_the_command_runs_a_table_at_small_scale(table, folder, monkeypatch):
+    wanted = {(each.block, each.label) for each in PLAN[table]}
+
+    def picked(*arguments):
+        return [each for each in chosen_cells(*arguments) if (each.block, each.label) in wanted]
+
+    monkeypatch.setattr(cli, "chosen_cells", picked)
+    # Cells that several tables have in common are run once.
+    arguments = ["reproduce", table, "--scale", "small", "--seeds", "1", "--runs", str(folder / "runs")]
+    done = CliRunner().invoke(cli.app, arguments)
+    assert done.exit_code == 0, done.output
+    assert f"{len(wanted)} cells × 1 seeds" in done.stdout
+    assert "left out" not in done.stderr
+    shown = " ".join(done.stdout.split())
+    for each in PLAN[table]:
+        assert each.label.split(",")[0] in shown
+    for each in picked(table, [], None, None, "small"):
+        config = seeded(each, 0)
+        assert is_complete(config, run_folder(config, folder / "runs"))
+    for note in tables()[table]["notes"]:
+        assert " ".join(note.split())[:40] in shown
+
+
+def test_only_and_methods_choose_cells(folder):
+    which = ["--only", "EMNIST-L", "--methods", "FedSAGD", "--methods", "fedavg", "--seeds", "2"]
+    arguments = ["reproduce", "fedsagd/table2", "--scale", "small", *which, "--runs", str(folder / "own")]
+    done = CliRunner().invoke(cli.app, arguments)
+    assert done.exit_code == 0, done.output
+    assert "2 cells × 2 seeds; 4 runs to do, 8 rounds" in done.stdout
+    assert "82.24" in done.stdout and "81.01" in done.stdout
+    assert len(list((folder / "own").iterdir())) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["fedsagd/table99"], "table = 'fedsagd/table99': unknown"),
+        (["fedsagd/table2", "--methods", "FedSAG"], "did you mean 'FedSAGD'?"),
+        (["fedsagd/table2", "--only", "MNIST-X"], "only = 'MNIST-X': matches no part"),
+        (["fedsagd/table2", "--scale", "tiny"], "scale = 'tiny': must be full or small"),
+        (["fedsynsam/table2"], "needs compressed uploads"),
+    ],
+)
+def test_bad_input_is_one_clear_line(arguments, complaint):
+    done = CliRunner().invoke(cli.app, ["reproduce", *arguments])
+    assert done.exit_code == 2
+    assert complaint in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
