@@ -69,6 +69,24 @@ def test_run_writes_a_complete_folder_and_a_second_run_reuses_it(tmp_path):
     assert (folder / "model.safetensors").stat().st_mtime_ns == before
 
 
+def test_a_complete_folder_of_another_run_is_refused(tmp_path):
+    folder = tmp_path / "mine"
+    assert invoke("run", str(EXAMPLE), *SHORT, "--folder", str(folder))[0] == 0
+    code, error = invoke("run", str(EXAMPLE), *SHORT, "--set", "training.lr=0.01", "--folder", str(folder))
+    assert code == 2
+    assert "training.lr = 0.3 there, 0.01 here" in error
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["fedavg:seed=5"], ["fedavg", "--set", "training.seed=7"], ["fedavg", "--set", "algorithm.name=fedsam"]],
+)
+def test_compare_refuses_what_it_would_ignore(tmp_path, arguments):
+    code, error = invoke("compare", *arguments, "--runs", str(tmp_path))
+    assert code == 2
+    assert "--seeds" in error
+
+
 def test_resume_goes_on_to_more_rounds(tmp_path):
     folder, straight = tmp_path / "mine", tmp_path / "straight"
     assert flatfed("run", EXAMPLE, *SHORT, "--folder", folder).returncode == 0

@@ -40,7 +40,7 @@ def one_line(error: ValidationError, known: Iterable[str] = (), prefix: str = ""
         line = f"{field}: {message}" if field else message
     else:
         message = first["msg"][0].lower() + first["msg"][1:]
-        line = f"{field} = {_shown(first['input'])}: {message}"
+        line = f"{field} = {shown(first['input'])}: {message}"
     more = len(complaints) - 1
     return line + (f" (and {more} more)" if more and kind != "union" else "")
 
@@ -50,6 +50,7 @@ def _is_noise(item: Any) -> bool:
     return isinstance(item, str) and ("[" in item or item in {"int", "float", "str", "bool", "none"})
 
 
-def _shown(value: Any) -> str:
-    text = repr(value)
+def shown(value: Any) -> str:
+    """A value in one short line."""
+    text = " ".join(repr(value).split())
     return text if len(text) <= 60 else text[:57] + "…"

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatfed.core.algorithm import Algorithm, Cohort
-from flatfed.core.errors import DivergedError, FlatfedError
+from flatfed.core.errors import DivergedError, FlatfedError, shown
 from flatfed.core.flat import Loss, apply_buffer_change, load_buffers, load_vector
 from flatfed.core.rounds import broadcast, server_round
 from flatfed.core.sampling import cohort
@@ -372,7 +372,7 @@ def _check_arguments(model: object, federation: object, algorithm: object, callb
         ("callbacks", callbacks, Sequence, "give a list of functions"),
     ):
         if not isinstance(value, kind):
-            raise FlatfedError(f"{name} = {value!r}: {fix}")
+            raise FlatfedError(f"{name} = {shown(value)}: {fix}")
 
 
 def _fingerprint(engine: LocalEngine) -> str:

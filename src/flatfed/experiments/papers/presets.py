@@ -254,7 +254,9 @@ def _completed(paper: str, setting: Values) -> Values:
 
 
 def _title(setting: Values) -> str:
-    words = [setting["dataset"], setting["model"], setting["partition"].split(" (")[0]]
+    words = [setting["dataset"], setting["model"]]
+    if setting.get("sweep") != "dirichlet":
+        words.append(setting["partition"].split(" (")[0])
     part = setting.get("participation", setting.get("participants_per_round"))
     if isinstance(part, float):
         words.append(f"{setting['clients']} clients at {part:.0%}")
@@ -284,8 +286,9 @@ def _config(paper: str, setting: Values, method: str, swept: Any) -> Values:
     elif kind is not None:
         algorithm[SWEPT_OPTION[kind]] = swept
         if kind == "rho" and swept == 1.0:
-            # The table's last column is the runs without extrapolation.
+            # The table's last column is the runs without extrapolation, FedAvg and FedMo.
             algorithm["server_rate"] = 1.0
+            training["lr"] = 0.1
     if paper == "fedsam" and "radius" not in algorithm and algorithm["name"] in {"fedsam", "mofedsam"}:
         algorithm["radius"] = FEDSAM_RADIUS[setting["dataset"]]
     return {

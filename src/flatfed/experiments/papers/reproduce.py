@@ -184,7 +184,7 @@ def _result(cell: Cell, histories: Sequence[Sequence[Mapping[str, Any]]]) -> Res
     return Result(
         cell=cell,
         printed=cell.printed.get(kind),
-        printed_deviation=cell.printed.get("std", cell.printed.get("val_dev")),
+        printed_deviation=cell.printed.get("std"),
         ours=Spread.of(values) if values else None,
         seeds=len(values),
         printed_rounds=tuple(printed_rounds),
