@@ -146,31 +146,35 @@ def _choose_path(
     bound: BoundModel, tried: _Tried, loss: Loss, settings: Settings, common_size: int | None
 ) -> tuple[str, str]:
     """How to train, and why: a fixed rule, so that the same configuration always takes the same path."""
-    layout = bound.layout
-    impossible = None
-    if tried.draws_random_numbers:
-        impossible = "the model draws random numbers"
-    elif tried.changes_buffers:
-        impossible = "the model changes its buffers"
-    elif not equal_batches(settings, common_size):
-        impossible = "clients take different numbers of steps or batches of different sizes"
-    elif settings.path == "client":
+    if settings.path == "client":
         return "client", "asked for"
-    else:
+    impossible = _obstacle(tried, settings, common_size)
+    if settings.path == "auto" and impossible is None:
+        if any(isinstance(module, _CLIENT_BY_CLIENT) for module in bound.module.modules()):
+            return "client", "the model has convolutional, recurrent or embedding layers"
+        if bound.layout.size > MATRIX_PARAMETERS:
+            return "client", f"the model has more than {MATRIX_PARAMETERS} parameters"
+    if impossible is None:
+        vector, inputs, targets = bound.layout.vector(bound.module), tried.inputs, tried.targets
         try:
-            MatrixGradients(bound.module, layout, loss).plain(
-                layout.vector(bound.module)[None], tried.inputs[None], tried.targets[None]
-            )
+            MatrixGradients(bound.module, bound.layout, loss).plain(vector[None], inputs[None], targets[None])
         except (RuntimeError, ValueError, NotImplementedError, TypeError) as error:
             impossible = f"the model cannot be vectorised ({type(error).__name__})"
-    if settings.path == "matrix" and impossible:
-        raise FlatfedError(f"path = 'matrix': {impossible}; use path = 'client' or 'auto'")
-    if settings.path != "auto":
-        return settings.path, "asked for"
+    if settings.path == "matrix":
+        if impossible:
+            raise FlatfedError(f"path = 'matrix': {impossible}; use path = 'client' or 'auto'")
+        return "matrix", "asked for"
     if impossible:
         return "client", impossible
-    if any(isinstance(module, _CLIENT_BY_CLIENT) for module in bound.module.modules()):
-        return "client", "the model has convolutional, recurrent or embedding layers"
-    if layout.size > MATRIX_PARAMETERS:
-        return "client", f"the model has more than {MATRIX_PARAMETERS} parameters"
     return "matrix", f"the model has at most {MATRIX_PARAMETERS} parameters and all batches have one shape"
+
+
+def _obstacle(tried: _Tried, settings: Settings, common_size: int | None) -> str | None:
+    """Why clients cannot be trained as a matrix, as far as that can be seen without trying."""
+    if tried.draws_random_numbers:
+        return "the model draws random numbers"
+    if tried.changes_buffers:
+        return "the model changes its buffers"
+    if not equal_batches(settings, common_size):
+        return "clients take different numbers of steps or batches of different sizes"
+    return None
