@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from data import fake
 from data.fake import assert_holds, refused
+from flatfed.cli.data import data_app
 from flatfed.core.errors import FlatfedError
 from flatfed.data import download
-from flatfed.data.commands import data_app
 from flatfed.data.datasets import DATASETS, PLACES
 from flatfed.data.download import SOURCES, Source, get, unpack
 

@@ -286,7 +286,7 @@ def test_the_command_runs_a_table_at_small_scale(table, folder, monkeypatch):
     def picked(*arguments):
         return [each for each in chosen_cells(*arguments) if (each.block, each.label) in wanted]
 
-    monkeypatch.setattr(cli, "chosen_cells", picked)
+    monkeypatch.setattr(cli.papers, "chosen_cells", picked)
     # Cells that several tables have in common are run once.
     arguments = ["reproduce", table, "--scale", "small", "--seeds", "1", "--runs", str(folder / "runs")]
     done = CliRunner().invoke(cli.app, arguments)

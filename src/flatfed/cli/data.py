@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -24,6 +22,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from flatfed.cli.terminal import app, command_of, console
 from flatfed.core.errors import FlatfedError, did_you_mean
 from flatfed.data import download
 from flatfed.data.datasets import DATASETS, PLACES
@@ -34,7 +33,8 @@ data_app = typer.Typer(
     help="List, fetch and check data sets.", no_args_is_help=True, pretty_exceptions_enable=False
 )
 
-Arguments = ParamSpec("Arguments")
+app.add_typer(data_app, name="data")
+
 FolderOption = Annotated[
     Path | None,
     typer.Option("--folder", help="Where data sets live; $FLATFED_DATA or the cache folder if not given."),
@@ -51,33 +51,7 @@ TITLES = {
 }
 
 
-def _console() -> Console:
-    # Without a terminal there is no width to fit; tables then take the room that they need.
-    return Console(width=None if sys.stdout.isatty() else 140)
-
-
-def command(function: Callable[Arguments, None]) -> Callable[Arguments, None]:
-    """Registers a command whose errors are one line: 2 for bad input, 1 for failure, 130 for Ctrl-C."""
-
-    @functools.wraps(function)
-    def guarded(*positional: Arguments.args, **named: Arguments.kwargs) -> None:
-        try:
-            function(*positional, **named)
-        except FlatfedError as error:
-            _stop(2, str(error))
-        except OSError as error:
-            name = f" {error.filename}" if error.filename else ""
-            _stop(1, f"cannot read or write{name}: {error.strerror}; no half file is left")
-        except KeyboardInterrupt:
-            _stop(130, "interrupted; no half file is left")
-
-    data_app.command(function.__name__.rstrip("_"))(guarded)
-    return guarded
-
-
-def _stop(code: int, message: str) -> None:
-    Console(stderr=True, soft_wrap=True).print(f"[red]error:[/] {escape(message)}")
-    raise typer.Exit(code)
+command = command_of(data_app, "no half file is left")
 
 
 @command
@@ -93,8 +67,8 @@ def list_(folder: FolderOption = None) -> None:
             table.add_row(name, place.title, size, escape(str(found)) if found else "[dim]not here")
         else:
             table.add_row(name, TITLES[name], "–", NO_FILES[name])
-    _console().print(table)
-    _console().print(f"data folder: {escape(str(root_folder(folder)))}", highlight=False)
+    console.print(table)
+    console.print(f"data folder: {escape(str(root_folder(folder)))}", highlight=False)
 
 
 @command
@@ -113,7 +87,7 @@ def get(
         with _progress() as watch:
             found = download.get(name, folder, watch)
         line = f"{name} is in {found}; flatfed data check {name} loads it and looks at every file."
-    _console().print(escape(line), highlight=False, soft_wrap=True)
+    console.print(escape(line), highlight=False, soft_wrap=True)
 
 
 @command
@@ -133,13 +107,13 @@ def check(
     damaged = 0
     for each, place in PLACES.items():
         if place.locate(folder) is None:
-            _console().print(f"[dim]{each}: not here", highlight=False)
+            console.print(f"[dim]{each}: not here", highlight=False)
             continue
         try:
             _check(each, folder)
         except FlatfedError as error:
             damaged += 1
-            _console().print(f"[red]{each}:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+            console.print(f"[red]{each}:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
     if damaged:
         raise typer.Exit(1)
 
@@ -155,7 +129,7 @@ def _check(name: str, folder: Path | None) -> None:
         loaded = DATASETS[name](folder=folder, **options)
         seconds = time.perf_counter() - start
         label = " ".join([name, *map(str, options.values())])
-        _console().print(
+        console.print(
             f"{label}: {_counts(loaded)}, in {escape(str(found))} ({seconds:.1f} s)",
             highlight=False,
             soft_wrap=True,

@@ -1,0 +1,94 @@
+"""What all commands share: the terminal, errors in one line, progress bars."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from flatfed.core.errors import DivergedError, FlatfedError
+
+app = typer.Typer(
+    help="Federated learning that finds flat, stable minima.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+# Without a terminal there is no width to fit; tables then take the room that they need.
+console = Console(width=None if sys.stdout.isatty() else 140)
+complain = Console(stderr=True, soft_wrap=True)
+
+Arguments = ParamSpec("Arguments")
+Command = Callable[Arguments, None]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. training.lr=0.05. Repeatable."),
+]
+Root = Annotated[Path, typer.Option("--runs", help="Where run folders live.")]
+RUNS = Path("runs")
+
+
+def command_of(group: typer.Typer, kept: str) -> Callable[[Command[Arguments]], Command[Arguments]]:
+    """Registers commands whose errors are one line: 2 for bad input, 1 for failure, 130 for Ctrl-C.
+
+    `kept` says what a failure leaves behind.
+    """
+
+    def register(function: Command[Arguments]) -> Command[Arguments]:
+        @functools.wraps(function)
+        def guarded(*positional: Arguments.args, **named: Arguments.kwargs) -> None:
+            try:
+                function(*positional, **named)
+            except DivergedError as error:
+                _stop(1, str(error))
+            except FlatfedError as error:
+                _stop(2, str(error))
+            except BrokenPipeError:
+                # The reader has gone (`flatfed list | head`); there is nobody left to tell.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                raise typer.Exit(0) from None
+            except OSError as error:
+                name = f" {error.filename}" if error.filename else ""
+                _stop(1, f"cannot read or write{name}: {error.strerror}; {kept}")
+            except KeyboardInterrupt:
+                _stop(130, f"interrupted; {kept}")
+
+        group.command(function.__name__.rstrip("_"))(guarded)
+        return guarded
+
+    return register
+
+
+def _stop(code: int, message: str) -> None:
+    complain.print(f"[red]error:[/] {escape(message)}")
+    raise typer.Exit(code)
+
+
+@contextmanager
+def round_progress() -> Iterator[Progress]:
+    """A bar that counts rounds, with a note behind it."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("rounds"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        yield progress
+
+
+def describe_round(record: Mapping[str, Any]) -> str:
+    """A round in a few words."""
+    found = f"accuracy {record['test_accuracy']:.1%}" if "test_accuracy" in record else ""
+    return f"loss {record['train_loss']:.3f} {found}"

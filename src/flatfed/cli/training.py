@@ -1,0 +1,225 @@
+"""Training: demo, run, resume, compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.panel import Panel
+from rich.table import Table
+
+from flatfed.cli.terminal import (
+    RUNS,
+    Assignments,
+    Root,
+    app,
+    command_of,
+    complain,
+    console,
+    describe_round,
+    round_progress,
+)
+from flatfed.core.errors import DivergedError, FlatfedError
+from flatfed.core.settings import Settings
+from flatfed.experiments.compare import Contestant, Row, compare, is_complete, run_folder
+from flatfed.experiments.config import Config, with_assignments
+from flatfed.experiments.demo import DEMO_BASE, DEMO_CONTESTANTS, DEMO_SEEDS, DEMO_TARGET
+from flatfed.experiments.record import RunFolder, read_json
+from flatfed.experiments.run import Callback, Run
+from flatfed.experiments.run import Progress as RoundProgress
+
+command = command_of(app, "finished rounds are kept up to the last checkpoint; the same command goes on")
+
+
+@command
+def demo(
+    runs: Root = RUNS / "demo",
+    rounds: Annotated[int, typer.Option(help="Rounds of each run.")] = DEMO_BASE["training"]["rounds"],
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = len(DEMO_SEEDS),
+) -> None:
+    """Compare FedAvg with the papers' methods on handwritten digits (about a minute)."""
+    base = with_assignments(DEMO_BASE, [f"training.rounds={rounds}"])
+    console.print(
+        Panel(
+            "1,442 handwritten digits, split over 100 clients so unevenly that most see two to four classes "
+            f"(Dirichlet 0.1).\nIn each of {rounds} rounds 10 clients train for 10 steps. Every method runs "
+            f"under {seeds} seed{'s' if seeds > 1 else ''} with the same clients and batches, at a step size "
+            "tuned on other seeds.",
+            title="flatfed demo",
+            width=min(console.width, 110),
+        )
+    )
+    _compare(base, DEMO_CONTESTANTS, range(seeds), DEMO_TARGET, runs)
+
+
+@command
+def run(
+    config: Annotated[Path, typer.Argument(help="A TOML file.")],
+    assignments: Assignments = None,
+    runs: Root = RUNS,
+    folder: Annotated[Path | None, typer.Option(help="This run's folder, instead of one in --runs.")] = None,
+) -> None:
+    """Train what a config file describes."""
+    checked = Config.read(config, assignments or [])
+    _run(checked, folder or run_folder(checked, runs))
+
+
+@command
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    rounds: Annotated[int | None, typer.Option(min=1, help="Go on to this many rounds.")] = None,
+) -> None:
+    """Go on with an interrupted run, to the same bits as if it had not been interrupted."""
+    existing = RunFolder.existing(folder)
+    values = read_json(existing.path / "config.json")
+    if not isinstance(values, dict) or "data" not in values:
+        raise FlatfedError(
+            f"{folder}: made from Python, whose model and data are not in the folder; call flatfed.train "
+            f"again with folder={str(folder)!r}"
+        )
+    _run(
+        Config.checked(with_assignments(values, [f"training.rounds={rounds}"] if rounds is not None else [])),
+        folder,
+    )
+
+
+@command
+def compare_(
+    algorithms: Annotated[
+        list[str], typer.Argument(metavar="ALGORITHM…", help="e.g. fedavg fedsam:radius=0.05,lr=0.2")
+    ],
+    config: Annotated[Path | None, typer.Option(help="A TOML file; the demo's setting if not given.")] = None,
+    assignments: Assignments = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 3,
+    target: Annotated[float, typer.Option(min=0, max=1, help="Accuracy to count rounds to.")] = DEMO_TARGET,
+    runs: Root = RUNS,
+) -> None:
+    """Run several algorithms on the same data, clients and batches."""
+    base = dict(Config.read(config).model_dump(exclude_unset=True)) if config else DEMO_BASE
+    for assignment in assignments or []:
+        if assignment.startswith(("algorithm", "training.seed")):
+            raise FlatfedError(
+                f"--set {assignment}: name the algorithms and their options as arguments, and use --seeds"
+            )
+    contestants = [_contestant(text) for text in algorithms]
+    _compare(with_assignments(base, assignments or []), contestants, range(seeds), target, runs)
+
+
+def _run(config: Config, folder: Path) -> None:
+    if is_complete(config, folder):
+        console.print(f"{folder} is complete: {config.training.rounds} rounds.")
+        return
+    federation = config.make_federation()
+    with round_progress() as progress:
+        name = config.make_algorithm().name
+        task = progress.add_task(name, total=config.training.rounds, note="")
+
+        def watch(now: RoundProgress) -> None:
+            progress.update(task, completed=now.round, note=describe_round(now.record))
+
+        finished = config.run(federation, folder, [watch])
+    _report_run(finished, folder)
+
+
+def _report_run(finished: Run, folder: Path) -> None:
+    last = finished.history[-1]
+    console.print(f"{finished.algorithm.name}: {last['round']} rounds, {describe_round(last)}")
+    console.print(f"clients were trained by the {finished.path} path: {finished.path_reason}")
+    console.print(f"run folder: {folder}")
+
+
+def _contestant(text: str) -> Contestant:
+    """`fedsam:radius=0.05,lr=0.2`: an algorithm, its options and its own training settings."""
+    name, _, options = text.partition(":")
+    values = with_assignments({}, [item for item in options.split(",") if item])
+    if "seed" in values:
+        raise FlatfedError(f"{text}: every algorithm runs under the same seeds; use --seeds")
+    training = {key: values.pop(key) for key in list(values) if key in Settings.model_fields}
+    return Contestant(text, {"algorithm": {"name": name, **values}, "training": training})
+
+
+def _compare(
+    base: Mapping[str, Any],
+    contestants: Sequence[Contestant],
+    seeds: Sequence[int],
+    target: float,
+    runs: Path,
+) -> None:
+    failures: list[str] = []
+    with round_progress() as progress:
+        total = base["training"]["rounds"] if "training" in base and "rounds" in base["training"] else 0
+        overall = progress.add_task("all runs", total=total * len(contestants) * len(seeds), note="")
+
+        def watch(contestant: Contestant, seed: int) -> Callback:
+            note = f"{contestant.label}, seed {seed}"
+
+            def update(now: RoundProgress) -> None:
+                progress.update(overall, advance=1, note=f"{note}: {describe_round(now.record)}")
+
+            return update
+
+        def failed(contestant: Contestant, seed: int, error: DivergedError) -> None:
+            failures.append(f"{contestant.label}, seed {seed}: {error}")
+
+        rows = compare(base, contestants, seeds, target, runs, watch, failed)
+        progress.update(overall, completed=total * len(contestants) * len(seeds), note="")
+    for failure in failures:
+        complain.print(f"[yellow]left out:[/] {escape(failure)}")
+    if not rows:
+        raise DivergedError("no run was left to compare; lower lr or set clip")
+    config = contestants[0].config(base, seeds[0])
+    test = config.make_federation().test
+    _print_rows(rows, target, len(test[0]) if test else 0)
+    console.print(f"Run folders: {runs}")
+
+
+def _print_rows(rows: Sequence[Row], target: float, test_samples: int) -> None:
+    most_seeds = max(row.seeds for row in rows)
+
+    def label(row: Row) -> str:
+        return row.label if row.seeds == most_seeds else f"{row.label} ({row.seeds} of {most_seeds} seeds)"
+
+    def rounds(row: Row) -> str:
+        if row.rounds_to_target is None:
+            return "not reached"
+        some = f" ({row.reached} of {row.seeds})" if row.reached < row.seeds else ""
+        return row.rounds_to_target.text(0) + some
+
+    def deviation(row: Row) -> str:
+        return f"{row.client_deviation.text(1, 100)} ({100 * row.chance_deviation:.1f})"
+
+    results: dict[str, Callable[[Row], str]] = {
+        "lr": lambda row: f"{row.lr:g}",
+        "accuracy %": lambda row: row.accuracy.text(1, 100),
+        f"rounds\nto {target:.0%}": rounds,
+        "deviation between\nclients % (chance)": deviation,
+    }
+    costs: dict[str, Callable[[Row], str]] = {
+        "MB down": lambda row: row.megabytes_down.text(1),
+        "MB up": lambda row: row.megabytes_up.text(1),
+        "gradients": lambda row: row.gradient_evaluations.text(0),
+        "seconds": lambda row: row.seconds.text(1),
+    }
+    # A narrow terminal gets two tables rather than one that is cut off.
+    for columns in [results | costs] if console.width >= 120 else [results, costs]:
+        table = Table()
+        table.add_column("algorithm", no_wrap=True)
+        for header in columns:
+            table.add_column(header, justify="right", no_wrap=True)
+        for row in rows:
+            table.add_row(label(row), *(column(row) for column in columns.values()))
+        console.print(table)
+    worst = max(row.accuracy.mean * (1 - row.accuracy.mean) for row in rows)
+    error = 100 * (worst / test_samples) ** 0.5 if test_samples else float("nan")
+    spread = f"mean ± standard deviation over {most_seeds} seeds" if most_seeds > 1 else "one seed"
+    console.print(
+        f"{spread}. With {test_samples:,} test samples an accuracy is uncertain by up to ±{error:.1f} points "
+        "(one standard error) whatever the seeds say; differences of that size may be luck.\n"
+        "MB: traffic of the whole run, all participants. gradients: minibatch gradients of the whole run. "
+        "deviation: of the global model's accuracy on each client's own data; in brackets what chance alone "
+        "gives for clients this small.",
+        highlight=False,
+    )
