@@ -313,9 +313,19 @@ def test_only_and_methods_choose_cells(folder):
     assert len(list((folder / "own").iterdir())) == 4
 
 
+def test_settings_of_a_table_can_be_changed():
+    changed = chosen_cells(
+        "fednsam/table3", ["FedAvg"], "ViT", 7, "full", ["model.pretrained=weights", "training.lr=0.5"]
+    )
+    assert [cell.config["model"]["pretrained"] for cell in changed] == ["weights"]
+    assert [cell.config["training"]["lr"] for cell in changed] == [0.5]
+    assert [cell.config["training"]["rounds"] for cell in changed] == [7]
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
+        (["fedsagd/table2", "--only", "EMNIST-L", "--set", "training.lrr=1"], "training.lrr: unknown"),
         (["fedsagd/table99"], "table = 'fedsagd/table99': unknown"),
         (["fedsagd/table2", "--methods", "FedSAG"], "did you mean 'FedSAGD'?"),
         (["fedsagd/table2", "--only", "MNIST-X"], "only = 'MNIST-X': matches no part"),

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from flatfed.cli.terminal import (
     RUNS,
+    Assignments,
     Root,
     app,
     command_of,
@@ -45,6 +46,7 @@ def reproduce(
     scale: Annotated[
         str, typer.Option(help="full, or small: a few clients and steps, to try it out.")
     ] = "full",
+    assignments: Assignments = None,
     runs: Root = RUNS,
 ) -> None:
     """Run a table of the papers and print our numbers beside theirs."""
@@ -57,7 +59,7 @@ def reproduce(
         return
     if scale not in {"full", "small"}:
         raise FlatfedError(f"scale = {scale!r}: must be full or small")
-    chosen = chosen_cells(table, methods or [], only, rounds, scale)
+    chosen = chosen_cells(table, methods or [], only, rounds, scale, assignments or [])
     work = remaining_work(chosen, range(seeds), runs)
     console.print(
         f"{table}: {len(chosen)} cells × {seeds} seeds; {work.runs} runs to do, {work.rounds:,} rounds, "

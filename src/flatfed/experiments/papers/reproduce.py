@@ -18,7 +18,7 @@ from flatfed.core.sampling import batches
 from flatfed.engines.local import available_cores, single_threaded
 from flatfed.engines.oracles import ModuleOracle
 from flatfed.experiments.compare import Spread, is_complete, run_folder
-from flatfed.experiments.config import Config
+from flatfed.experiments.config import Config, with_assignments
 from flatfed.experiments.papers.presets import Cell, cells, small
 from flatfed.experiments.record import RunFolder
 from flatfed.experiments.run import Callback
@@ -33,6 +33,7 @@ def chosen_cells(
     only: str | None = None,
     rounds: int | None = None,
     scale: str = "full",
+    assignments: Sequence[str] = (),
 ) -> list[Cell]:
     """The cells asked for, with their configs changed accordingly."""
     everything = cells(name)
@@ -54,7 +55,7 @@ def chosen_cells(
         config = small(cell.config) if scale == "small" else cell.config
         if rounds is not None:
             config = {**config, "training": {**config["training"], "rounds": rounds}}
-        changed.append(replace(cell, config=config))
+        changed.append(replace(cell, config=with_assignments(config, assignments)))
     return changed
 
 
