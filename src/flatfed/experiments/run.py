@@ -391,5 +391,5 @@ def _fingerprint(engine: LocalEngine) -> str:
         first = federation.client(0)
         tensors += [first.inputs, first.targets]
     for tensor in tensors:
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
