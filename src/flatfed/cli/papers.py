@@ -13,8 +13,7 @@ from flatfed.cli.terminal import (
     RUNS,
     Assignments,
     Root,
-    app,
-    command_of,
+    command,
     complain,
     console,
     describe_round,
@@ -27,8 +26,6 @@ from flatfed.experiments.papers.reproduce import Result, chosen_cells, remaining
 from flatfed.experiments.papers.reproduce import reproduce as run_cells
 from flatfed.experiments.run import Callback
 from flatfed.experiments.run import Progress as RoundProgress
-
-command = command_of(app, "finished rounds are kept up to the last checkpoint; the same command goes on")
 
 
 @command

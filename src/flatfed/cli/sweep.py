@@ -15,8 +15,7 @@ from flatfed.cli.terminal import (
     RUNS,
     Assignments,
     Root,
-    app,
-    command_of,
+    command,
     complain,
     console,
     describe_round,
@@ -28,8 +27,6 @@ from flatfed.experiments.run import Callback
 from flatfed.experiments.run import Progress as RoundProgress
 from flatfed.experiments.sweep import Plan, Trial, parse_grid
 from flatfed.experiments.sweep import sweep as run_trials
-
-command = command_of(app, "finished rounds are kept up to the last checkpoint; the same command goes on")
 
 
 @command

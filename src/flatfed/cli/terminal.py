@@ -73,6 +73,10 @@ def _stop(code: int, message: str) -> None:
     raise typer.Exit(code)
 
 
+# Of the commands that train.
+command = command_of(app, "finished rounds are kept up to the last checkpoint; the same command goes on")
+
+
 @contextmanager
 def round_progress() -> Iterator[Progress]:
     """A bar that counts rounds, with a note behind it."""

@@ -15,8 +15,7 @@ from flatfed.cli.terminal import (
     RUNS,
     Assignments,
     Root,
-    app,
-    command_of,
+    command,
     complain,
     console,
     describe_round,
@@ -30,8 +29,6 @@ from flatfed.experiments.demo import DEMO_BASE, DEMO_CONTESTANTS, DEMO_SEEDS, DE
 from flatfed.experiments.record import RunFolder, read_json
 from flatfed.experiments.run import Callback, Run
 from flatfed.experiments.run import Progress as RoundProgress
-
-command = command_of(app, "finished rounds are kept up to the last checkpoint; the same command goes on")
 
 
 @command
