@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
+from flatfed.algorithms import WIRE
 from flatfed.cli.terminal import (
     RUNS,
     Assignments,
@@ -97,7 +98,9 @@ def compare_(
     """Run several algorithms on the same data, clients and batches."""
     base = dict(Config.read(config).model_dump(exclude_unset=True)) if config else DEMO_BASE
     for assignment in assignments or []:
-        if assignment.startswith(("algorithm", "training.seed")):
+        table, _, key = assignment.partition("=")[0].strip().partition(".")
+        compressed = table == "algorithm" and key.partition(".")[0] in WIRE
+        if (table == "algorithm" and not compressed) or (table, key) == ("training", "seed"):
             raise FlatfedError(
                 f"--set {assignment}: name the algorithms and their options as arguments, and use --seeds"
             )

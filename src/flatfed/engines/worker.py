@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from flatfed.core import random
 from flatfed.core.algorithm import Algorithm, ClientContext
+from flatfed.core.errors import DivergedError
 from flatfed.core.flat import BoundModel, Layout, Loss, buffer_change, load_buffers
-from flatfed.core.rounds import ClientResult, client_round
+from flatfed.core.rounds import ClientResult, client_round, send
 from flatfed.core.sampling import batches
 from flatfed.core.settings import Settings
 from flatfed.core.state import Dimensions, State
@@ -40,6 +41,8 @@ class Totals:
     loss: float = 0.0
     evaluations: int = 0
     """Minibatch gradients taken."""
+    bytes_up: int = 0
+    """What the uploads take on the wire, without buffers."""
 
     def add(self, other: Totals) -> None:
         """In place; must be called in the order of the chunks."""
@@ -57,6 +60,7 @@ class Totals:
         self.rate += other.rate
         self.loss += other.loss
         self.evaluations += other.evaluations
+        self.bytes_up += other.bytes_up
 
     def mean(self) -> Totals:
         def divided(vectors: State) -> dict[str, Tensor]:
@@ -70,6 +74,7 @@ class Totals:
             rate=self.rate / self.weight,
             loss=self.loss / self.weight,
             evaluations=self.evaluations,
+            bytes_up=self.bytes_up,
         )
 
 
@@ -193,6 +198,8 @@ class Worker:
 
         context = self._context(received, state, len(positions), round_number, full_gradient)
         result = client_round(plan.algorithm, context, each_step(), plan.settings.step_rule, model.clone())
+        rows = {name: value[None] for name, value in result.upload.items()}
+        received_rows, (memory,), bytes_up = self._send(rows, [state], round_number, [client])
         weight = float(len(data)) if plan.settings.weighting == "samples" else 1.0
 
         def weighted(vectors: State) -> dict[str, Tensor]:
@@ -200,14 +207,15 @@ class Worker:
 
         totals = Totals(
             weight=weight,
-            upload=weighted(result.upload),
+            upload=weighted({name: value[0] for name, value in received_rows.items()}),
             moved=weighted(self._moved(result)),
             buffers=weighted(buffer_change(buffers, bound.buffers)),
             rate=weight * context.total_rate,
             loss=weight * float(torch.stack([each.loss for each in oracles]).mean()),  # type: ignore[misc]
             evaluations=self._evaluations(len(positions), len(data)),
+            bytes_up=bytes_up,
         )
-        return totals, result.client
+        return totals, result.client | memory
 
     def _train_matrix(
         self, members: Sequence[int], received: State, states: Sequence[State], round_number: int
@@ -254,6 +262,7 @@ class Worker:
         )
         point = model.expand(len(members), -1).clone()  # [C, P]
         result = client_round(plan.algorithm, context, each_step(), plan.settings.step_rule, point)
+        upload, memories, bytes_up = self._send(result.upload, states, round_number, members)
         by_samples = plan.settings.weighting == "samples"
         weights = model.new_tensor([len(own) if by_samples else 1 for own in data])  # [C]
         losses = torch.stack([each.loss for each in oracles])  # type: ignore[misc]  # [K, C]
@@ -266,18 +275,41 @@ class Worker:
 
         totals = Totals(
             weight=float(weights.sum()),
-            upload=summed(result.upload),
+            upload=summed(upload),
             moved=summed(self._moved(result)),
             rate=float(weights.sum()) * context.total_rate,
             loss=float((weights * losses.mean(0)).sum()),
             evaluations=sum(self._evaluations(steps, len(own)) for own in data),
+            bytes_up=bytes_up,
         )
         # A vector without a client axis is the same for everybody.
         new_states = [
             {name: value[index] if value.dim() > 1 else value for name, value in result.client.items()}
-            for index in range(len(members))
+            | memory
+            for index, memory in enumerate(memories)
         ]
         return totals, new_states
+
+    def _send(
+        self, upload: State, states: Sequence[State], round_number: int, members: Sequence[int]
+    ) -> tuple[State, list[dict[str, Tensor]], int]:
+        """The uploads [C, P] as the server sees them, what clients remember of them, and their bytes."""
+        algorithm, settings = self.plan.algorithm, self.plan.settings
+        if not algorithm.compressed:
+            return upload, [{} for _ in members], sum(value.nbytes for value in upload.values())
+        sent = []
+        for index, (client, state) in enumerate(zip(members, states, strict=True)):
+            own = {name: value[index] for name, value in upload.items()}
+            for name, value in own.items():
+                if not bool(torch.isfinite(value).all()):
+                    raise DivergedError(
+                        f"round {round_number + 1}: the upload {name!r} of client {client} is not finite; "
+                        f"lower lr (now {settings.lr:g}) or set clip (now {settings.clip})"
+                    )
+            sent.append(send(algorithm, own, state, settings.seed, round_number, client))
+        seen = {name: torch.stack([each.decoded[name] for each in sent]) for name in upload}
+        size = sum(len(payload) for each in sent for payload in each.payloads.values())
+        return seen, [each.memory for each in sent], size
 
     def _stacked(self, owners: Sequence[ClientData], chosen: Sequence[Tensor]) -> Samples:
         return stacked_batch(owners, [positions.to(self.plan.device) for positions in chosen])

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flatfed.algorithms import WIRE
 from flatfed.core.errors import DivergedError
 from flatfed.experiments.config import Config
 from flatfed.experiments.record import FREE_SETTINGS, RunFolder, read_json
@@ -137,7 +138,13 @@ class Contestant:
 
     def config(self, base: Mapping[str, Any], seed: int) -> Config:
         training = {**base.get("training", {}), **self.changes.get("training", {}), "seed": seed}
-        return Config.checked({**base, **self.changes, "training": training})
+        changed = {**base, **self.changes, "training": training}
+        common = base.get("algorithm", {})
+        if isinstance(common, Mapping) and isinstance(changed.get("algorithm"), Mapping):
+            # How uploads travel is part of the setting, unless a contestant has its own way.
+            wire = {key: common[key] for key in WIRE if key in common}
+            changed["algorithm"] = {**wire, **changed["algorithm"]}
+        return Config.checked(changed)
 
 
 def compare(

@@ -298,7 +298,7 @@ class _Training:
             "lr": settings.rate(self.round),
             "update_norm": float(torch.linalg.vector_norm(mean.upload["displacement"])),
             "bytes_down": clients * (len(self.algorithm.broadcast) * vector_bytes + buffer_bytes),
-            "bytes_up": clients * (len(self.algorithm.uploads) * vector_bytes + buffer_bytes),
+            "bytes_up": mean.bytes_up + clients * buffer_bytes,
             "gradient_evaluations": mean.evaluations,
             "seconds": seconds,
         }

@@ -1,5 +1,6 @@
 """The ingredients of algorithms, by slot."""
 
+from flatfed.parts.compress import ErrorFeedback, ErrorFeedback21, Quantize, Sign, TopK
 from flatfed.parts.correct import (
     ControlVariate,
     DynamicRegulariser,
@@ -30,6 +31,8 @@ __all__ = [
     "ConsensusPerturbation",
     "ControlVariate",
     "DynamicRegulariser",
+    "ErrorFeedback",
+    "ErrorFeedback21",
     "FullGradientMomentum",
     "GlobalMomentum",
     "HybridProximal",
@@ -40,6 +43,9 @@ __all__ = [
     "Momentum",
     "MomentumControlVariate",
     "Proximal",
+    "Quantize",
     "SharpnessAware",
     "ShiftedInputs",
+    "Sign",
+    "TopK",
 ]
