@@ -211,7 +211,8 @@ class Compressor(Part):
 
     def encode(self, vector: Tensor, generator: torch.Generator) -> bytes:
         """A vector [P] as the bytes that travel; draws come from the generator alone."""
-        return vector.detach().cpu().contiguous().numpy().tobytes()
+        # As bytes first, because numpy does not know every dtype.
+        return vector.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
 
     def decode(self, payload: bytes, size: int, dtype: torch.dtype) -> Tensor:
         """The vector [size] that the receiver sees; a payload that cannot be right is refused."""
