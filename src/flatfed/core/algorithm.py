@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
+from pydantic import ConfigDict
 from torch import Tensor
 
 from flatfed.core.errors import FlatfedError
@@ -80,6 +81,8 @@ class Part:
     """One ingredient. Everything has a neutral default, so a part overrides only what it is about."""
 
     slot: ClassVar[str]
+    # An option that a part does not know is refused; a part may hold another.
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
     @property
     def reads_displacement(self) -> bool:

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
@@ -163,7 +163,7 @@ def _without_memory(inner: Compressor) -> Compressor:
     return inner
 
 
-@dataclass(frozen=True, config=ConfigDict(arbitrary_types_allowed=True))
+@dataclass(frozen=True)
 class ErrorFeedback(Compressor):
     """EF: p = v + e is sent as C(p), and e ← p − C(p) is kept for the next time.
 
@@ -187,7 +187,7 @@ class ErrorFeedback(Compressor):
         return target - decoded
 
 
-@dataclass(frozen=True, config=ConfigDict(arbitrary_types_allowed=True))
+@dataclass(frozen=True)
 class ErrorFeedback21(ErrorFeedback):
     """EF21: c = C(v − e) is sent and e ← e + c; the server's G ← G + (1/N) Σ c stands for the mean upload.
 
