@@ -273,9 +273,11 @@ PROBLEM = Quadratics.random(size=6)
 
 
 def error(compress: Compressor, lr: float) -> float:
-    """After single steps with whole gradients: gradient descent, if nothing were compressed."""
+    """The mean distance from the optimum late in a training by single steps with whole gradients."""
+    recorder, rounds = Recorder(), round(12 / lr)
     algorithm = replace(ff.fedavg(), compress=compress)
-    return PROBLEM.error(algorithm, local_steps=1, lr=lr, rounds=round(12 / lr))
+    PROBLEM.train(algorithm, local_steps=1, lr=lr, rounds=rounds, callbacks=[recorder])
+    return float((recorder.models[-rounds // 4 :] - PROBLEM.optimum).norm(dim=1).mean())
 
 
 @pytest.mark.parametrize("inner", [TopK(0.15), Sign()], ids=str)
@@ -284,13 +286,13 @@ def test_feedback_finds_the_optimum_that_bias_misses(inner):
     assert min(error(inner, lr) for lr in (0.4, 0.1)) > 1
     # Error feedback wanders about the optimum at a distance that falls with the rate; EF21 gets there.
     coarse, fine = (error(ErrorFeedback(of=inner), lr) for lr in (0.4, 0.1))
-    assert fine < 0.4 * coarse < 0.6
-    assert error(ErrorFeedback21(of=inner), 0.1) < 1e-3
+    assert fine < 0.4 * coarse
+    assert error(ErrorFeedback21(of=inner), 0.1) < 0.01 * fine
 
 
 def test_unbiased_noise_shrinks_with_the_rate():
-    coarse, fine = (error(Quantize(2), lr) for lr in (0.4, 0.05))
-    assert fine < 0.5 * coarse
+    coarse, fine = (error(Quantize(2), lr) for lr in (0.4, 0.1))
+    assert fine < 0.7 * coarse
 
 
 # -- what is refused ---------------------------------------------------------------------------------------
