@@ -13,10 +13,10 @@ from flatfed.cli.terminal import (
     RUNS,
     Assignments,
     Root,
+    Watcher,
     command,
     complain,
     console,
-    describe_round,
     round_progress,
 )
 from flatfed.core.errors import DivergedError, FlatfedError
@@ -25,7 +25,6 @@ from flatfed.experiments.papers.presets import Cell
 from flatfed.experiments.papers.reproduce import Result, chosen_cells, remaining_work
 from flatfed.experiments.papers.reproduce import reproduce as run_cells
 from flatfed.experiments.run import Callback
-from flatfed.experiments.run import Progress as RoundProgress
 
 
 @command
@@ -64,15 +63,10 @@ def reproduce(
     )
     failures: list[str] = []
     with round_progress() as progress:
-        task = progress.add_task("all runs", total=work.rounds, note="")
+        task = progress.add_task("all runs", total=work.rounds, note="", unit="rounds")
 
         def watch(cell: Cell, seed: int) -> Callback:
-            def update(now: RoundProgress) -> None:
-                progress.update(
-                    task, advance=1, note=f"{cell.label}, seed {seed}: {describe_round(now.record)}"
-                )
-
-            return update
+            return Watcher(progress, task, f"{cell.label}, seed {seed}: ")
 
         def failed(cell: Cell, seed: int, error: DivergedError) -> None:
             failures.append(f"{cell.label}, seed {seed}: {error}")

@@ -15,16 +15,15 @@ from flatfed.cli.terminal import (
     RUNS,
     Assignments,
     Root,
+    Watcher,
     command,
     complain,
     console,
-    describe_round,
     round_progress,
 )
 from flatfed.core.errors import DivergedError
 from flatfed.experiments.config import Config
 from flatfed.experiments.run import Callback
-from flatfed.experiments.run import Progress as RoundProgress
 from flatfed.experiments.sweep import Plan, Trial, parse_grid
 from flatfed.experiments.sweep import sweep as run_trials
 
@@ -54,14 +53,10 @@ def sweep(
     name = study or f"{config.stem}-{plan.digest}"
     with round_progress() as progress:
         count = min(trials or len(plan.combinations), len(plan.combinations))
-        task = progress.add_task(name, total=count * plan.rounds, note="")
+        task = progress.add_task(name, total=count * plan.rounds, note="", unit="rounds")
 
         def watch(assigned: Sequence[str], done: int) -> Callback:
-            def update(now: RoundProgress) -> None:
-                note = f"{' '.join(assigned)}: {describe_round(now.record)}"
-                progress.update(task, completed=done * plan.rounds + now.round, note=note)
-
-            return update
+            return Watcher(progress, task, f"{' '.join(assigned)}: ", before=done * plan.rounds)
 
         found = run_trials(plan, name, runs, trials, watch)
         progress.update(task, completed=count * plan.rounds, note="")

@@ -16,6 +16,7 @@ from flatfed.cli.terminal import (
     RUNS,
     Assignments,
     Root,
+    Watcher,
     command,
     complain,
     console,
@@ -29,7 +30,6 @@ from flatfed.experiments.config import Config, with_assignments
 from flatfed.experiments.demo import DEMO_BASE, DEMO_CONTESTANTS, DEMO_SEEDS, DEMO_TARGET
 from flatfed.experiments.record import RunFolder, read_json
 from flatfed.experiments.run import Callback, Run
-from flatfed.experiments.run import Progress as RoundProgress
 
 
 @command
@@ -115,12 +115,8 @@ def _run(config: Config, folder: Path) -> None:
     federation = config.make_federation()
     with round_progress() as progress:
         name = config.make_algorithm().name
-        task = progress.add_task(name, total=config.training.rounds, note="")
-
-        def watch(now: RoundProgress) -> None:
-            progress.update(task, completed=now.round, note=describe_round(now.record))
-
-        finished = config.run(federation, folder, [watch])
+        task = progress.add_task(name, total=config.training.rounds, note="", unit="rounds")
+        finished = config.run(federation, folder, [Watcher(progress, task, before=0)])
     _report_run(finished, folder)
 
 
@@ -151,15 +147,12 @@ def _compare(
     failures: list[str] = []
     with round_progress() as progress:
         total = base["training"]["rounds"] if "training" in base and "rounds" in base["training"] else 0
-        overall = progress.add_task("all runs", total=total * len(contestants) * len(seeds), note="")
+        overall = progress.add_task(
+            "all runs", total=total * len(contestants) * len(seeds), note="", unit="rounds"
+        )
 
         def watch(contestant: Contestant, seed: int) -> Callback:
-            note = f"{contestant.label}, seed {seed}"
-
-            def update(now: RoundProgress) -> None:
-                progress.update(overall, advance=1, note=f"{note}: {describe_round(now.record)}")
-
-            return update
+            return Watcher(progress, overall, f"{contestant.label}, seed {seed}: ")
 
         def failed(contestant: Contestant, seed: int, error: DivergedError) -> None:
             failures.append(f"{contestant.label}, seed {seed}: {error}")

@@ -96,6 +96,12 @@ class Plan:
     """"matrix" or "client"."""
     path_reason: str
 
+    def evaluation_generator(self) -> torch.Generator | None:
+        """For models that are random even in evaluation mode: the same draws every time."""
+        if not self.draws_in_evaluation:
+            return None
+        return torch.Generator(self.device).manual_seed(random.key(self.settings.seed, "evaluation"))
+
 
 class Worker:
     """One model and the data, ready to train clients and to evaluate."""
@@ -131,12 +137,7 @@ class Worker:
         self.bound.bind(model)
         load_buffers(self.bound.module, buffers)
         self.bound.module.eval()
-        # Models that are random even in evaluation mode see the same draws every time.
-        generator = None
-        if self.plan.draws_in_evaluation:
-            key = random.key(self.plan.settings.seed, "evaluation")
-            generator = torch.Generator(self.plan.device).manual_seed(key)
-        with torch.no_grad(), random.routed(generator):
+        with torch.no_grad(), random.routed(self.plan.evaluation_generator()):
             outputs = self.bound.module(self.federation.transform.evaluate(inputs))
             functions = (self.plan.loss, *self.plan.metrics.values())
             values = [torch.as_tensor(function(outputs, targets)) for function in functions]
@@ -212,7 +213,7 @@ class Worker:
             buffers=weighted(buffer_change(buffers, bound.buffers)),
             rate=weight * context.total_rate,
             loss=weight * float(torch.stack([each.loss for each in oracles]).mean()),  # type: ignore[misc]
-            evaluations=self._evaluations(len(positions), len(data)),
+            evaluations=sum(each.evaluations for each in oracles) + self._full_passes(len(data)),
             bytes_up=bytes_up,
         )
         return totals, result.client | memory
@@ -279,7 +280,8 @@ class Worker:
             moved=summed(self._moved(result)),
             rate=float(weights.sum()) * context.total_rate,
             loss=float((weights * losses.mean(0)).sum()),
-            evaluations=sum(self._evaluations(steps, len(own)) for own in data),
+            evaluations=sum(each.evaluations for each in oracles) * len(members)
+            + sum(self._full_passes(len(own)) for own in data),
             bytes_up=bytes_up,
         )
         # A vector without a client axis is the same for everybody.
@@ -330,11 +332,10 @@ class Worker:
     def _moved(self, result: ClientResult) -> dict[str, Tensor]:
         return {"moved": result.moved} if self.plan.settings.evaluate == "active_mean" else {}
 
-    def _evaluations(self, steps: int, samples: int) -> int:
-        """Minibatch gradients of one client's round; a pass over its data counts as its batches."""
-        algorithm = self.plan.algorithm
+    def _full_passes(self, samples: int) -> int:
+        """Minibatch gradients that a client's passes over all of its data count as."""
         passes = -(-samples // (self.plan.settings.batch_size or samples))
-        return steps * algorithm.gradient_evaluations + passes * algorithm.full_gradients
+        return passes * self.plan.algorithm.full_gradients
 
 
 def _full_gradient(

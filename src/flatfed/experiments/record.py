@@ -5,6 +5,7 @@
     history.jsonl      one line per round
     checkpoint/        manifest.json, and the safetensors files that it names
     clients.json       the final model's loss and metrics on each client's data
+    synthetic.png      the synthetic samples, where an algorithm makes some that are images
     model.safetensors  the final model; it is written last, so a folder that has it is complete
 
 Files are written beside their place, fsynced and renamed, and the manifest comes last: at any moment it
