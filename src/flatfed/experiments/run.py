@@ -315,7 +315,8 @@ class _Training:
                         callback.work(work)
                 self._checkpoint_if_due()
         if record and self.folder is not None:
-            picture = synthetic_picture(self.server, self.plan.dimensions.input_shape)
+            dimensions = self.plan.dimensions
+            picture = synthetic_picture(self.server, dimensions.input_shape, dimensions.classes)
             if picture is not None:
                 write_atomically(self.folder.path / "synthetic.png", picture)
         return record
