@@ -12,6 +12,8 @@ from rich.table import Table
 from flatfed.cli.terminal import (
     RUNS,
     Assignments,
+    Methods,
+    Only,
     Root,
     command,
     complain,
@@ -31,13 +33,8 @@ from flatfed.experiments.run import Progress as RoundProgress
 @command
 def reproduce(
     table: Annotated[str | None, typer.Argument(help="e.g. fedsagd/table2; none lists them.")] = None,
-    methods: Annotated[
-        list[str] | None,
-        typer.Option("--methods", help="Only this method, as the paper calls it. Repeatable."),
-    ] = None,
-    only: Annotated[
-        str | None, typer.Option(help="Only parts whose title contains this, e.g. EMNIST-L.")
-    ] = None,
+    methods: Methods = None,
+    only: Only = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds, instead of the paper's.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 3,
     scale: Annotated[
