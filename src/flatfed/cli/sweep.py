@@ -75,7 +75,8 @@ def sweep(
         raise FlatfedError(f"study = {study!r}: names one sweep, not {len(subjects)}; choose one method")
     values = parse_grid(grid)
     plans = [Plan.checked(subject.config, values, metric, seed) for subject in subjects]
-    names = [study or f"{'-'.join(config.with_suffix('').parts[-2:])}-{plan.digest}" for plan in plans]
+    stem = config.as_posix().replace("/", "-") if config.as_posix() in tables() else config.stem
+    names = [study or f"{stem}-{plan.digest}" for plan in plans]
     everything = []
     with round_progress() as progress:
         counts = [plan.rounds * min(trials or len(plan.configs), len(plan.configs)) for plan in plans]
@@ -109,16 +110,17 @@ def _watch(
 def _subjects(
     config: Path, methods: Sequence[str], only: str | None, assignments: Sequence[str], seed: int | None
 ) -> list[Subject]:
-    if str(config) in tables():
+    table = config.as_posix()
+    if table in tables():
         changes = _set_options(assignments)
         return [
             Subject(
-                cell.label,
+                f"{cell.label} ({cell.title})",
                 cell.config,
-                f"flatfed reproduce {config} --only {shlex.quote(cell.title)} "
+                f"flatfed reproduce {table} --only {shlex.quote(cell.title)} "
                 f"--methods {shlex.quote(cell.method)}{changes}",
             )
-            for cell in chosen_cells(str(config), methods, only, assignments=assignments)
+            for cell in chosen_cells(table, methods, only, assignments=assignments)
         ]
     if methods or only is not None:
         raise FlatfedError(f"{config}: --methods and --only choose cells of a paper's table, not of a file")
