@@ -35,6 +35,11 @@ Assignments = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. training.lr=0.05. Repeatable."),
 ]
+Methods = Annotated[
+    list[str] | None,
+    typer.Option("--methods", help="Only this method, as the paper calls it. Repeatable."),
+]
+Only = Annotated[str | None, typer.Option(help="Only parts whose title contains this, e.g. EMNIST-L.")]
 Root = Annotated[Path, typer.Option("--runs", help="Where run folders live.")]
 RUNS = Path("runs")
 

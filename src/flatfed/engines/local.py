@@ -28,7 +28,7 @@ from flatfed.core.errors import FlatfedError
 from flatfed.core.flat import Loss, buffers_of, load_buffers
 from flatfed.core.settings import Settings
 from flatfed.core.state import ClientStore, State
-from flatfed.data.federation import Federation, Samples
+from flatfed.data.federation import ClientData, Federation, Samples
 from flatfed.engines.oracles import UNEXPECTED_DRAWS, MatrixGradients
 from flatfed.engines.planning import make_plan
 from flatfed.engines.worker import Metric, Totals, Worker
@@ -147,12 +147,19 @@ class LocalEngine:
     def evaluate_clients(
         self, model: Tensor, buffers: State, clients: Sequence[int]
     ) -> list[dict[str, float]]:
-        """Loss and metrics of one model on each client's own data."""
-        owned = (self.federation.client(client) for client in clients)
-        return [
-            self.evaluate(model, buffers, data.batch(torch.arange(len(data), device=self.plan.device)))
-            for data in owned
-        ]
+        """Samples, loss and metrics of one model on each client's own data, and on its own test data."""
+
+        def on(data: ClientData) -> dict[str, float]:
+            samples = data.batch(torch.arange(len(data), device=self.plan.device))
+            return {"samples": len(data), **self.evaluate(model, buffers, samples)}
+
+        found = []
+        for client in clients:
+            record, test = on(self.federation.client(client)), self.federation.client_test(client)
+            if test is not None:
+                record |= {f"test_{name}": value for name, value in on(test).items()}
+            found.append(record)
+        return found
 
     def server_loss(self, buffers: State) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         """The loss of a flat model on inputs and targets, in evaluation mode, differentiable repeatedly."""

@@ -27,6 +27,7 @@ from flatfed.core.state import ClientStore, State, initial_state
 from flatfed.data.federation import Federation, PooledFederation
 from flatfed.engines.local import LocalEngine
 from flatfed.engines.worker import Metric, Totals
+from flatfed.experiments.clients import ClientSpread, client_spreads
 from flatfed.experiments.pictures import synthetic_picture
 from flatfed.experiments.record import (
     FREE_SETTINGS,
@@ -85,7 +86,13 @@ class Run:
     """How clients were trained: as a "matrix" or "client" by client."""
     path_reason: str = ""
     per_client: list[dict[str, float]] = field(default_factory=list, repr=False)
-    """Loss and metrics of the final model on each client's data, when asked for."""
+    """Samples, loss and metrics of the final model on each client's data, when asked for; with a "test_" in
+    front, on the client's own test data."""
+
+    @property
+    def client_spreads(self) -> dict[str, ClientSpread]:
+        """The accuracy over clients on "train" and, if they have some, "test" data of their own."""
+        return client_spreads(self.per_client)
 
     def save(self, path: str | Path) -> Path:
         """Writes the global model's parameters and buffers as a safetensors file."""
@@ -114,8 +121,8 @@ def train(
     the mean over a batch. `metrics` are functions of (outputs, targets) that average over samples; with
     the default loss there is "accuracy". With a `folder` the run is recorded and checkpointed there, and
     goes on from the last checkpoint if there is one. `config` is kept in the folder in place of the settings
-    and the algorithm. `evaluate_clients` also evaluates the final model on every client's data. All other
-    keyword arguments are fields of `Settings`.
+    and the algorithm. `evaluate_clients` also evaluates the final model on every client's data, and on its
+    own test data if the federation has some. All other keyword arguments are fields of `Settings`.
     """
     _check_arguments(model, federation, algorithm, callbacks)
     settings = Settings.checked(**options)
@@ -410,10 +417,14 @@ def _check_labels(model: nn.Module, federation: Federation) -> None:
         )
     if federation.targets.is_floating_point():
         return
-    everything = [("client", federation.targets)] + (
-        [("test", federation.test[1])] if federation.test else []
-    )
-    for name, targets in everything:
+    everything = {
+        "client": federation.targets,
+        "test": federation.test and federation.test[1],
+        "client test": federation.client_test_targets,
+    }
+    for name, targets in everything.items():
+        if targets is None:
+            continue
         # −100 marks targets that cross-entropy leaves out.
         bad = targets[((targets < 0) & (targets != -100)) | (targets >= classes)]
         if len(bad):
