@@ -34,12 +34,16 @@ class Totals:
     weight: float = 0.0
     upload: dict[str, Tensor] = field(default_factory=dict)
     moved: dict[str, Tensor] = field(default_factory=dict)
-    """The displacement itself, where an evaluation of the participants' mean model needs it."""
+    """The displacement itself, where what is uploaded is something else."""
     buffers: dict[str, Tensor] = field(default_factory=dict)
     rate: float = 0.0
     loss: float = 0.0
     evaluations: int = 0
     """Minibatch gradients taken."""
+    drift: float = 0.0
+    """Of the squared distance from the received model, meaned over the steps."""
+    squared: float = 0.0
+    """Of the squared length of the displacement."""
 
     def add(self, other: Totals) -> None:
         """In place; must be called in the order of the chunks."""
@@ -57,6 +61,8 @@ class Totals:
         self.rate += other.rate
         self.loss += other.loss
         self.evaluations += other.evaluations
+        self.drift += other.drift
+        self.squared += other.squared
 
     def mean(self) -> Totals:
         def divided(vectors: State) -> dict[str, Tensor]:
@@ -70,7 +76,19 @@ class Totals:
             rate=self.rate / self.weight,
             loss=self.loss / self.weight,
             evaluations=self.evaluations,
+            drift=self.drift / self.weight,
+            squared=self.squared / self.weight,
         )
+
+    @property
+    def displacement(self) -> Tensor:
+        """Of the participants' models, whatever they uploaded in its place."""
+        return self.moved.get("moved", self.upload["displacement"])
+
+    @property
+    def flatness_distance(self) -> float:
+        """mean ‖Δ_i − Δ̄‖² of the mean totals, as the mean square less the square of the mean."""
+        return max(0.0, self.squared - float(torch.linalg.vector_norm(self.displacement)) ** 2)
 
 
 @dataclass(frozen=True)
@@ -206,6 +224,8 @@ class Worker:
             rate=weight * context.total_rate,
             loss=weight * float(torch.stack([each.loss for each in oracles]).mean()),  # type: ignore[misc]
             evaluations=self._evaluations(len(positions), len(data)),
+            drift=weight * float(result.drift.mean()),
+            squared=weight * float(result.drift[-1]),
         )
         return totals, result.client
 
@@ -271,6 +291,8 @@ class Worker:
             rate=float(weights.sum()) * context.total_rate,
             loss=float((weights * losses.mean(0)).sum()),
             evaluations=sum(self._evaluations(steps, len(own)) for own in data),
+            drift=float((weights * result.drift.mean(0)).sum()),
+            squared=float((weights * result.drift[-1]).sum()),
         )
         # A vector without a client axis is the same for everybody.
         new_states = [
@@ -296,7 +318,7 @@ class Worker:
         return transform.train(inputs, generator)
 
     def _moved(self, result: ClientResult) -> dict[str, Tensor]:
-        return {"moved": result.moved} if self.plan.settings.evaluate == "active_mean" else {}
+        return {} if result.upload["displacement"] is result.moved else {"moved": result.moved}
 
     def _evaluations(self, steps: int, samples: int) -> int:
         """Minibatch gradients of one client's round; a pass over its data counts as its batches."""
