@@ -50,9 +50,11 @@ def diagnose(
         chosen = [name for name in DIAGNOSTICS if name != "line" or "other" in options]
     with contextlib.ExitStack() as stack:
         columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-        progress = stack.enter_context(Progress(*columns, console=Console(stderr=True)))
+        progress = Progress(*columns, console=Console(stderr=True))
 
         def watch(name: str) -> Tick:
+            if not progress.tasks:  # only what takes time gets a bar, not a complaint about the folder
+                stack.enter_context(progress)
             task = progress.add_task(name, total=1.0)
             return lambda share: progress.update(task, completed=share)
 
