@@ -61,15 +61,18 @@ def test_slices_add_up_to_the_whole(monkeypatch):
 def test_global_and_client_spectra_are_those_of_dense_hessians():
     data = federation()
     with examine(network(), data) as subject:
-        found = hessian(subject, clients=3, eigenvalues=4, probes=400, steps=30)
+        found = hessian(subject, clients=2, eigenvalues=4, probes=40, steps=2)
         cases = [(found["global"], dense_hessian(*subject.training_data(None)))]
         cases += [(each, dense_hessian(*subject.data(each["client"]))) for each in found["clients"]]
-    assert len(cases) == 4
+    assert len(cases) == 3
     for spectrum_found, matrix in cases:
         true = np.linalg.eigvalsh(matrix)[::-1]
         assert np.allclose(spectrum_found["eigenvalues"], true[:4], atol=1e-9)
         assert abs(spectrum_found["trace"] - true.sum()) < 4 * spectrum_found["trace_error"]
-        assert spectrum_found["trace_error"] < 0.2 * abs(true.sum())
+        # Hutchinson's variance for signs: twice the squares off the diagonal.
+        off_diagonal = matrix - np.diag(np.diag(matrix))
+        expected = np.sqrt(2 * np.square(off_diagonal).sum() / 40)
+        assert spectrum_found["trace_error"] == pytest.approx(expected, rel=0.5)
 
 
 def test_a_quadratic_has_the_mean_of_its_clients_curvatures():

@@ -54,7 +54,7 @@ def test_every_filter_is_as_long_as_the_models_and_short_tensors_do_not_move():
             assert not moved[name].any()
             continue
         for own, drawn, there in zip(moved[name], raw[name], weight, strict=True):
-            assert own.norm() == pytest.approx(float(there.norm()))
+            assert own.norm() == pytest.approx(there.norm().item())
             assert float((own * drawn).sum() / own.norm() / drawn.norm()) == pytest.approx(1)
 
 
