@@ -132,7 +132,7 @@ def train(
             "weighting = 'samples': the federation does not know its clients' sizes; use uniform"
         )
     if metrics is None:
-        metrics = {"accuracy": accuracy} if _is_cross_entropy(loss) else {}
+        metrics = default_metrics(loss)
     if _is_cross_entropy(loss):
         _check_labels(model, federation)
     engine = LocalEngine(model, federation, algorithm, loss, settings, metrics)
@@ -176,7 +176,7 @@ class _Training:
         self.folder: RunFolder | None = None
         self.fingerprint = ""
         if folder is not None:
-            self.fingerprint = _fingerprint(engine)
+            self.fingerprint = fingerprint(engine)
             self.folder = RunFolder(folder)
             asked = config or {
                 "algorithm": self.algorithm.describe(),
@@ -363,6 +363,9 @@ class _Training:
             "participants": clients,
             "lr": settings.rate(self.round),
             "update_norm": float(torch.linalg.vector_norm(mean.upload["displacement"])),
+            **{f"state_norm_{name}": float(server[name].norm()) for name in self._watched},
+            "flatness_distance": mean.flatness_distance,
+            "client_drift": mean.drift,
             "bytes_down": clients * (down + buffer_bytes),
             "bytes_up": mean.bytes_up + clients * buffer_bytes,
             "gradient_evaluations": mean.evaluations,
@@ -373,10 +376,16 @@ class _Training:
         if test is not None and due:
             model = server["model"]
             if settings.evaluate == "active_mean":
-                model = self.algorithm.start.start(self.server) + mean.moved["moved"]
+                model = self.algorithm.start.start(self.server) + mean.displacement
             found = engine.evaluate(model, buffers, test)
             record |= {f"test_{name}": value for name, value in found.items()}
         return record
+
+    @property
+    def _watched(self) -> list[str]:
+        """The server's vectors that are as long as the model."""
+        alike = (each for each in self.algorithm.server_vectors if each.size == "model" and each.count == 1)
+        return ["model", *(vector.name for vector in alike)]
 
     def _check_finite(self, mean: Totals) -> None:
         if not math.isfinite(mean.loss):
@@ -391,6 +400,10 @@ class _Training:
             f"round {self.round + 1}: {what}; lower lr (now {self.settings.lr:g}) or set clip (now "
             f"{self.settings.clip}){kept}"
         )
+
+
+def default_metrics(loss: Loss) -> dict[str, Metric]:
+    return {"accuracy": accuracy} if _is_cross_entropy(loss) else {}
 
 
 def _is_cross_entropy(loss: Loss) -> bool:
@@ -445,7 +458,7 @@ def _check_arguments(model: object, federation: object, algorithm: object, callb
             raise FlatfedError(f"{name} = {shown(value)}: {fix}")
 
 
-def _fingerprint(engine: LocalEngine) -> str:
+def fingerprint(engine: LocalEngine) -> str:
     """A digest of all that decides a run's numbers: a folder is never continued with something else."""
     plan, federation = engine.plan, engine.federation
     digest = hashlib.sha256()
