@@ -8,7 +8,7 @@ Every algorithm of `flatfed list` is a function here; `ff.Algorithm` with `ff.pa
 
 from collections.abc import Callable
 
-from flatfed import parts
+from flatfed import diagnostics, parts
 from flatfed.algorithms import ALGORITHMS, build
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.errors import DivergedError, FlatfedError
@@ -29,6 +29,7 @@ __all__ = [
     "Settings",
     "accuracy",
     "build",
+    "diagnostics",
     "parts",
     "train",
 ]

@@ -7,7 +7,7 @@ state goes in and comes out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flatfed.core.errors import FlatfedError
 from flatfed.core.flat import Layout
-from flatfed.core.state import State, Vector
+from flatfed.core.state import Dimensions, State, Vector
 
 Carry = dict[str, Tensor]
 
@@ -31,6 +31,10 @@ class Oracle(Protocol):
         self, point: Tensor, shift: Callable[..., Tensor], parameters: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Gradients for the point and for the parameters of a map applied to the batch's inputs."""
+        ...
+
+    def elsewhere(self, point: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        """The gradient on samples that are not the client's own, ready for the model: inputs [B, …]."""
         ...
 
 
@@ -70,6 +74,30 @@ class Cohort:
     """The mean of the participants' Σ η_k."""
 
 
+@dataclass(frozen=True)
+class ServerContext:
+    """What a part may know while the server works by itself."""
+
+    round: int
+    """Rounds finished so far."""
+    seed: int
+    dimensions: Dimensions
+    population: int
+    total_rate: float
+    """Σ η_k of a typical client in the round that comes next."""
+    loss: Callable[[Tensor, Tensor, Tensor], Tensor]
+    """The loss of a flat model [P] on inputs and targets, differentiable as often as needed."""
+
+
+class Work(NamedTuple):
+    """A piece of the server's own work: the vectors that it changed, what to record, and how far it is."""
+
+    server: dict[str, Tensor]
+    record: dict[str, float] = {}
+    done: int = 1
+    total: int = 1
+
+
 class Finish(NamedTuple):
     """What a client keeps and what it sends, by name."""
 
@@ -83,6 +111,11 @@ class Part:
     slot: ClassVar[str]
     # An option that a part does not know is refused; a part may hold another.
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    needs_float_inputs: ClassVar[bool] = False
+    needs_classes: ClassVar[bool] = False
+    """Whether targets must be class labels."""
+    works_alone: ClassVar[bool] = False
+    """Whether the server has work of its own to do, in `before_round` or `refine`."""
 
     @property
     def reads_displacement(self) -> bool:
@@ -133,6 +166,17 @@ class Part:
         """The part's server vectors after the round, from the mean uploads."""
         return {}
 
+    def before_round(self, server: State, context: ServerContext) -> Iterator[Work]:
+        """What the server does by itself before a round, in pieces; a run may be stopped between them.
+
+        What is left to do must follow from the server's vectors, so that it goes on where it stopped.
+        """
+        return iter(())
+
+    def refine(self, server: State, context: ServerContext) -> dict[str, Tensor]:
+        """What the server changes by itself at the end of a round, after its rule."""
+        return {}
+
 
 class Start(Part):
     """Where does local training begin? Here: at the global model."""
@@ -148,7 +192,6 @@ class Gradient(Part):
     """Which gradient drives the step? Here: the one at the local model."""
 
     slot = "gradient"
-    needs_float_inputs: ClassVar[bool] = False
 
     @property
     def evaluations(self) -> int:
@@ -200,6 +243,12 @@ class Server(Part):
         return {"model": plus_shift(server["model"] + displacement, shift)}
 
 
+class Synthetic(Part):
+    """What stands for the clients' data on the server, and then with everybody? Here: nothing."""
+
+    slot = "synthetic"
+
+
 class Compressor(Part):
     """What goes up the wire? Here: the vectors as they are.
 
@@ -240,7 +289,7 @@ class Compressor(Part):
 
 
 SLOTS: dict[str, type[Part]] = {
-    kind.slot: kind for kind in (Start, Gradient, Correction, Schedule, Server, Compressor)
+    kind.slot: kind for kind in (Start, Gradient, Correction, Schedule, Server, Synthetic, Compressor)
 }
 
 
@@ -261,6 +310,7 @@ class Algorithm:
     correct: Correction | tuple[Correction, ...] = ()
     schedule: Schedule = Schedule()
     server: Server = Server()
+    synthetic: Synthetic = Synthetic()
     compress: Compressor = Compressor()
     uncompressed: tuple[str, ...] = ()
     """Uploads that travel as they are, whatever the compressor."""
@@ -286,7 +336,7 @@ class Algorithm:
     @property
     def parts(self) -> tuple[Part, ...]:
         """What makes it this algorithm; how uploads are compressed is independent of that."""
-        return (self.start, self.gradient, *self.corrections, self.schedule, self.server)
+        return (self.start, self.gradient, *self.corrections, self.schedule, self.server, self.synthetic)
 
     @property
     def client_parts(self) -> tuple[Gradient | Correction, ...]:
@@ -394,7 +444,10 @@ def estimate_of(upload: str) -> str:
     return f"{upload}_estimate"
 
 
-_HOW_TO_KEEP = {"momentum": "set server to momentum"}
+_HOW_TO_KEEP = {
+    "momentum": "set server to momentum",
+    "synthetic_inputs": "set synthetic to trajectory_matching",
+}
 
 
 def part_name(part: Part | type[Part]) -> str:

@@ -45,6 +45,8 @@ class ClientResult(NamedTuple):
     client: dict[str, Tensor]
     upload: dict[str, Tensor]
     moved: Tensor
+    drift: Tensor
+    """The squared distance from the received model after every step, [K, ...]."""
 
 
 def clipped(gradient: Tensor, limit: float) -> Tensor:
@@ -62,6 +64,7 @@ def client_round(
     carry = gradient_rule.begin(context)
     carries = [correction.begin(context) for correction in corrections]
     decay_first = any(correction.decays_gradient for correction in corrections)
+    drift: list[Tensor] = []
 
     for rate, oracle in zip(context.rates, oracles, strict=True):
         direction, carry = gradient_rule.gradient(point, oracle, context, carry)
@@ -76,6 +79,7 @@ def client_round(
         if rule.weight_decay and not decay_first:
             direction = direction.add(point, alpha=rule.weight_decay)
         point.sub_(direction, alpha=rate)
+        drift.append(torch.linalg.vector_norm(point - context.origin, dim=-1).square())
 
     moved = point - context.origin
     client: dict[str, Tensor] = {}
@@ -84,7 +88,7 @@ def client_round(
         finish = part.finish(context, remembered, moved)
         client |= finish.client
         upload |= finish.upload
-    return ClientResult(client, upload, moved)
+    return ClientResult(client, upload, moved, torch.stack(drift))
 
 
 class Sent(NamedTuple):

@@ -7,7 +7,8 @@ A worker owns a private copy of the model. It trains one client in place, or a c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +36,7 @@ class Totals:
     weight: float = 0.0
     upload: dict[str, Tensor] = field(default_factory=dict)
     moved: dict[str, Tensor] = field(default_factory=dict)
-    """The displacement itself, where an evaluation of the participants' mean model needs it."""
+    """The displacement itself, where what is uploaded is something else."""
     buffers: dict[str, Tensor] = field(default_factory=dict)
     rate: float = 0.0
     loss: float = 0.0
@@ -43,39 +44,77 @@ class Totals:
     """Minibatch gradients taken."""
     bytes_up: int = 0
     """What the uploads take on the wire, without buffers."""
+    drift: float = 0.0
+    """Of the squared distance from the received model, meaned over the steps."""
+    squared: float = 0.0
+    """Of the squared length of the displacement."""
 
-    def add(self, other: Totals) -> None:
-        """In place; must be called in the order of the chunks."""
-        for own, new in (
-            (self.upload, other.upload),
-            (self.moved, other.moved),
-            (self.buffers, other.buffers),
-        ):
-            for name, value in new.items():
-                if name in own:
-                    own[name] += value
-                else:
-                    own[name] = value.clone()
-        self.weight += other.weight
-        self.rate += other.rate
-        self.loss += other.loss
-        self.evaluations += other.evaluations
-        self.bytes_up += other.bytes_up
-
-    def mean(self) -> Totals:
-        def divided(vectors: State) -> dict[str, Tensor]:
-            return {name: value / self.weight for name, value in vectors.items()}
+    def plus(self, other: Totals) -> Totals:
+        def added(left: Any, right: Any) -> Any:
+            if isinstance(left, dict):
+                return {name: value + right[name] for name, value in left.items()}
+            return left + right
 
         return Totals(
-            weight=self.weight,
-            upload=divided(self.upload),
-            moved=divided(self.moved),
-            buffers=divided(self.buffers),
-            rate=self.rate / self.weight,
-            loss=self.loss / self.weight,
-            evaluations=self.evaluations,
-            bytes_up=self.bytes_up,
+            **{each.name: added(getattr(self, each.name), getattr(other, each.name)) for each in fields(self)}
         )
+
+    def mean(self) -> Totals:
+        """Sums over clients divided by their weight; what is counted stays a count."""
+
+        def divided(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {name: tensor / self.weight for name, tensor in value.items()}
+            return value / self.weight
+
+        counted = {"weight", "evaluations", "bytes_up"}
+        means = {
+            each.name: divided(getattr(self, each.name)) for each in fields(self) if each.name not in counted
+        }
+        return replace(self, **means)
+
+    @property
+    def displacement(self) -> Tensor:
+        """Of the participants' models, whatever they uploaded in its place."""
+        return self.moved.get("moved", self.upload["displacement"])
+
+    @property
+    def flatness_distance(self) -> float:
+        """mean ‖Δ_i − Δ̄‖² of the mean totals, as the mean square less the square of the mean."""
+        return max(0.0, self.squared - float(torch.linalg.vector_norm(self.displacement)) ** 2)
+
+
+class Piece(NamedTuple):
+    """The sum over `length` consecutive places of a cohort."""
+
+    start: int
+    length: int
+    totals: Totals
+
+
+class OrderedSum:
+    """A sum over a cohort whose bits do not depend on who added up which stretch of it.
+
+    Places are added in pairs, pairs of pairs and so on, always the same ones. Whoever has a stretch of places
+    sums it as far as that goes and hands on the few pieces that are left; the pieces must come in order.
+    """
+
+    def __init__(self) -> None:
+        self.pieces: list[Piece] = []
+
+    def add(self, piece: Piece) -> None:
+        while self.pieces:
+            before = self.pieces[-1]
+            if before.length != piece.length or before.start % (2 * piece.length):
+                break
+            piece = Piece(before.start, 2 * piece.length, self.pieces.pop().totals.plus(piece.totals))
+        self.pieces.append(piece)
+
+    def total(self) -> Totals:
+        *others, last = (piece.totals for piece in self.pieces)
+        for totals in reversed(others):
+            last = totals.plus(last)
+        return last
 
 
 @dataclass(frozen=True)
@@ -96,6 +135,12 @@ class Plan:
     """"matrix" or "client"."""
     path_reason: str
 
+    def evaluation_generator(self) -> torch.Generator | None:
+        """For models that are random even in evaluation mode: the same draws every time."""
+        if not self.draws_in_evaluation:
+            return None
+        return torch.Generator(self.device).manual_seed(random.key(self.settings.seed, "evaluation"))
+
 
 class Worker:
     """One model and the data, ready to train clients and to evaluate."""
@@ -113,17 +158,14 @@ class Worker:
         states: Sequence[State],
         round_number: int,
     ) -> tuple[Totals, list[dict[str, Tensor]]]:
-        """The sums of some clients' rounds and their new vectors, in the order of `members`."""
+        """The sums of a chunk's rounds and its clients' new vectors; the client path takes one at a time."""
         load_buffers(self.bound.module, buffers)
         self.bound.module.train()
         if self.plan.path == "matrix":
             return self._train_matrix(members, received, states, round_number)
-        totals, new_states = Totals(), []
-        for client, state in zip(members, states, strict=True):
-            own, new_state = self._train_client(client, received, buffers, state, round_number)
-            totals.add(own)
-            new_states.append(new_state)
-        return totals, new_states
+        (client,), (state,) = members, states
+        totals, new_state = self._train_client(client, received, buffers, state, round_number)
+        return totals, [new_state]
 
     def evaluate(self, model: Tensor, buffers: State, samples: Samples) -> Tensor:
         """The mean loss and the metrics of a model on stored samples, in evaluation mode."""
@@ -131,12 +173,7 @@ class Worker:
         self.bound.bind(model)
         load_buffers(self.bound.module, buffers)
         self.bound.module.eval()
-        # Models that are random even in evaluation mode see the same draws every time.
-        generator = None
-        if self.plan.draws_in_evaluation:
-            key = random.key(self.plan.settings.seed, "evaluation")
-            generator = torch.Generator(self.plan.device).manual_seed(key)
-        with torch.no_grad(), random.routed(generator):
+        with torch.no_grad(), random.routed(self.plan.evaluation_generator()):
             outputs = self.bound.module(self.federation.transform.evaluate(inputs))
             functions = (self.plan.loss, *self.plan.metrics.values())
             values = [torch.as_tensor(function(outputs, targets)) for function in functions]
@@ -212,8 +249,10 @@ class Worker:
             buffers=weighted(buffer_change(buffers, bound.buffers)),
             rate=weight * context.total_rate,
             loss=weight * float(torch.stack([each.loss for each in oracles]).mean()),  # type: ignore[misc]
-            evaluations=self._evaluations(len(positions), len(data)),
+            evaluations=sum(each.evaluations for each in oracles) + self._full_passes(len(data)),
             bytes_up=bytes_up,
+            drift=weight * float(result.drift.mean()),
+            squared=weight * float(result.drift[-1]),
         )
         return totals, result.client | memory
 
@@ -279,8 +318,11 @@ class Worker:
             moved=summed(self._moved(result)),
             rate=float(weights.sum()) * context.total_rate,
             loss=float((weights * losses.mean(0)).sum()),
-            evaluations=sum(self._evaluations(steps, len(own)) for own in data),
+            evaluations=sum(each.evaluations for each in oracles) * len(members)
+            + sum(self._full_passes(len(own)) for own in data),
             bytes_up=bytes_up,
+            drift=float((weights * result.drift.mean(0)).sum()),
+            squared=float((weights * result.drift[-1]).sum()),
         )
         # A vector without a client axis is the same for everybody.
         new_states = [
@@ -328,13 +370,13 @@ class Worker:
         return transform.train(inputs, generator)
 
     def _moved(self, result: ClientResult) -> dict[str, Tensor]:
-        return {"moved": result.moved} if self.plan.settings.evaluate == "active_mean" else {}
+        unchanged = result.upload["displacement"] is result.moved and not self.plan.algorithm.compressed
+        return {} if unchanged else {"moved": result.moved}
 
-    def _evaluations(self, steps: int, samples: int) -> int:
-        """Minibatch gradients of one client's round; a pass over its data counts as its batches."""
-        algorithm = self.plan.algorithm
+    def _full_passes(self, samples: int) -> int:
+        """Minibatch gradients that a client's passes over all of its data count as."""
         passes = -(-samples // (self.plan.settings.batch_size or samples))
-        return steps * algorithm.gradient_evaluations + passes * algorithm.full_gradients
+        return passes * self.plan.algorithm.full_gradients
 
 
 def _full_gradient(

@@ -22,6 +22,7 @@ from flatfed.parts.perturb import (
 from flatfed.parts.schedule import LinearDecay
 from flatfed.parts.server import Adam, Average, Momentum
 from flatfed.parts.start import LookAhead
+from flatfed.parts.synthetic import FineTune, SyntheticMix, TrajectoryMatching
 
 __all__ = [
     "Adam",
@@ -33,6 +34,7 @@ __all__ = [
     "DynamicRegulariser",
     "ErrorFeedback",
     "ErrorFeedback21",
+    "FineTune",
     "FullGradientMomentum",
     "GlobalMomentum",
     "HybridProximal",
@@ -47,5 +49,7 @@ __all__ = [
     "SharpnessAware",
     "ShiftedInputs",
     "Sign",
+    "SyntheticMix",
     "TopK",
+    "TrajectoryMatching",
 ]

@@ -1,0 +1,92 @@
+"""Curves of several runs as one SVG, with a logarithmic scale.
+
+    python docs/results/draw.py OUT.svg TITLE MEASURE RUN=LABEL [RUN=LABEL …]
+
+MEASURE is a field of the runs' history, for instance flatness_distance (a running mean over ten rounds, with
+the single rounds behind it), or global_stability, what `flatfed diagnose RUN global_stability` wrote (the
+largest of the replacements, with all of them behind it).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from html import escape
+from pathlib import Path
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#555555")
+DASHES = ("", "7 3", "2 3")
+WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 860, 480, 70, 50, 230, 55
+WINDOW = 10
+
+Points = list[tuple[float, float]]
+
+
+def curves(run: Path, measure: str) -> tuple[Points, list[Points]]:
+    """A run's main curve and the thin ones behind it."""
+    if measure == "global_stability":
+        found = json.loads((run / "diagnostics" / f"{measure}.json").read_text())["result"]
+        rounds = found["rounds"]
+        each = [list(zip(rounds, values, strict=True)) for values in found["replacements"]]
+        return list(zip(rounds, found["discrepancy"], strict=True)), each
+    lines = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
+    points = [(line["round"], line[measure]) for line in lines if measure in line]
+    recent = [points[max(0, end - WINDOW) : end] for end in range(1, len(points) + 1)]
+    return [(some[-1][0], sum(y for _, y in some) / len(some)) for some in recent], [points]
+
+
+def picture(title: str, measure: str, runs: list[tuple[str, Path]]) -> str:
+    drawn = [(label, *curves(run, measure)) for label, run in runs]
+    positive = [y for _, main, thin in drawn for line in [main, *thin] for _, y in line if y > 0]
+    low, high = math.log10(min(positive)), math.log10(max(positive))
+    last = max(x for _, main, _ in drawn for x, _ in main)
+
+    def place(point: tuple[float, float]) -> str:
+        across = LEFT + (WIDTH - LEFT - RIGHT) * point[0] / last
+        share = (math.log10(point[1]) - low) / ((high - low) or 1)
+        return f"{across:.1f},{HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share:.1f}"
+
+    def path(points: Points, style: str) -> str:
+        return f"<polyline fill='none' points='{' '.join(place(p) for p in points if p[1] > 0)}' {style}/>"
+
+    parts = [
+        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {HEIGHT}' width='{WIDTH}' "
+        f"height='{HEIGHT}' font-family='Helvetica, Arial, sans-serif' font-size='12' fill='#222'>",
+        f"<title>{escape(title)}</title><rect width='100%' height='100%' fill='white'/>",
+        f"<text x='{LEFT}' y='28' font-size='15' font-weight='bold'>{escape(title)}</text>",
+    ]
+    bottom = HEIGHT - BOTTOM
+    for exponent in range(math.floor(low), math.ceil(high) + 1):
+        for digit in (1, 2, 5):
+            value = digit * 10.0**exponent
+            if low <= math.log10(value) <= high:
+                _, y = place((0, value)).split(",")
+                parts.append(f"<path d='M{LEFT} {y}H{WIDTH - RIGHT}' stroke='#e4e4e4'/>")
+                parts.append(f"<text x='{LEFT - 8}' y='{float(y) + 4}' text-anchor='end'>{value:g}</text>")
+    for share in range(5):
+        at = LEFT + (WIDTH - LEFT - RIGHT) * share / 4
+        parts.append(f"<path d='M{at} {bottom}v5' stroke='#666'/>")
+        parts.append(f"<text x='{at}' y='{bottom + 20}' text-anchor='middle'>{last * share / 4:g}</text>")
+    parts.append(f"<path d='M{LEFT} {TOP}V{bottom}H{WIDTH - RIGHT}' fill='none' stroke='#666'/>")
+    parts.append(
+        f"<text x='{(LEFT + WIDTH - RIGHT) / 2}' y='{HEIGHT - 12}' text-anchor='middle'>round</text>"
+    )
+    # The legend in the order of the curves' ends, top to bottom.
+    numbered = sorted(enumerate(drawn), key=lambda each: -each[1][1][-1][1])
+    for row, (number, (label, main, thin)) in enumerate(numbered):
+        style = (
+            f"stroke='{COLOURS[number % len(COLOURS)]}' stroke-dasharray='{DASHES[number // len(COLOURS)]}'"
+        )
+        parts += [path(points, f"{style} stroke-width='0.8' opacity='0.35'") for points in thin]
+        parts.append(path(main, f"{style} stroke-width='2.2'"))
+        y, x = TOP + 12 + 24 * row, WIDTH - RIGHT + 16
+        parts.append(f"<path d='M{x} {y}h26' {style} stroke-width='2.2'/>")
+        parts.append(f"<text x='{x + 34}' y='{y + 4}'>{escape(label)}: {main[-1][1]:.3g}</text>")
+    return "\n".join([*parts, "</svg>\n"])
+
+
+if __name__ == "__main__":
+    output, heading, what, *chosen = sys.argv[1:]
+    pairs = [(text.partition("=")[2], Path(text.partition("=")[0])) for text in chosen]
+    Path(output).write_text(picture(heading, what, pairs))

@@ -1,0 +1,135 @@
+"""Diagnostics of a run folder: RUN/diagnostics/NAME.json, made again only when something has changed."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flatfed.core.errors import FlatfedError, did_you_mean
+from flatfed.diagnostics.drift import drift
+from flatfed.diagnostics.flatness import perturbation, sharpness
+from flatfed.diagnostics.generalization import clients, generalization
+from flatfed.diagnostics.hessian import hessian
+from flatfed.diagnostics.stability import global_stability, local_stability
+from flatfed.diagnostics.subject import Tick, examine_folder
+from flatfed.diagnostics.surface import line, plane, surface
+from flatfed.diagnostics.theory import theory
+from flatfed.experiments.record import read_json, write_json
+
+FORMAT = 1
+Diagnostic = Callable[..., dict[str, Any]]
+
+DIAGNOSTICS: dict[str, Diagnostic] = {
+    function.__name__: function
+    for function in (
+        generalization, clients, drift, sharpness, perturbation, local_stability,
+        hessian, surface, plane, line, global_stability, theory,
+    )
+}  # fmt: skip
+CHEAP = ("generalization", "clients", "drift", "sharpness", "perturbation", "local_stability")
+"""About as much work as an evaluation or a round."""
+
+
+def options_of(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """A diagnostic's options: its defaults, and those of the given ones that it knows."""
+    parameters = inspect.signature(DIAGNOSTICS[name]).parameters
+    defaults = {key: value.default for key, value in parameters.items() if key not in {"subject", "tick"}}
+    return defaults | {key: value for key, value in given.items() if key in defaults}
+
+
+def check(names: Sequence[str], given: Mapping[str, Any]) -> None:
+    """Refuses unknown diagnostics, and options that none of the chosen ones has."""
+    for name in names:
+        if name not in DIAGNOSTICS:
+            raise FlatfedError(f"{name}: no such diagnostic; {did_you_mean(name, DIAGNOSTICS)}")
+    known = {key: value for name in names for key, value in options_of(name, {}).items()}
+    for key, value in given.items():
+        if key not in known:
+            raise FlatfedError(f"{key}: {', '.join(names)} has no such option; {did_you_mean(key, known)}")
+        _check_value(key, value, known[key])
+
+
+def _check_value(key: str, value: Any, default: Any) -> None:
+    if isinstance(default, str):
+        good, wanted = isinstance(value, str), "text"
+    elif isinstance(default, bool):
+        good, wanted = isinstance(value, bool), "true or false"
+    elif key in {"extent", "beyond", "radius"}:
+        good, wanted = isinstance(value, int | float) and value > 0, "a number above 0"
+    elif key == "seed":
+        good, wanted = isinstance(value, int) and value >= 0, "a whole number"
+    else:
+        everything = default is None or key in {"samples", "clients"}
+        good = (everything and value == "all") or (isinstance(value, int) and value >= 1)
+        wanted = "a whole number above 0" + (' or "all"' if everything else "")
+    if not good or (isinstance(value, bool) and not isinstance(default, bool)):
+        raise FlatfedError(f"{key} = {value!r}: must be {wanted}")
+
+
+def diagnose(
+    folder: Path,
+    names: Sequence[str] = CHEAP,
+    options: Mapping[str, Any] | None = None,
+    again: bool = False,
+    watch: Callable[[str], Tick] | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Examines a run's last checkpoint; what is in the folder for the same state and options is kept.
+
+    Returns what RUN/diagnostics/NAME.json holds, by name.
+    """
+    given = {key: None if value == "all" else value for key, value in (options or {}).items()}
+    check(names, options or {})
+    found: dict[str, dict[str, Any]] = {}
+    with examine_folder(folder) as (subject, fingerprint):
+        (folder / "diagnostics").mkdir(exist_ok=True)
+        for name in names:
+            path = folder / "diagnostics" / f"{name}.json"
+            chosen = options_of(name, given)
+            head = {
+                "format": FORMAT,
+                "name": name,
+                "round": subject.round,
+                "fingerprint": fingerprint,
+                "options": chosen,
+            }
+            kept = None if again else _kept(path, head)
+            if kept is None:
+                began = time.perf_counter()
+                tick = {} if watch is None else {"tick": watch(name)}
+                result = DIAGNOSTICS[name](subject, **chosen, **tick)
+                if name == "theory":
+                    result["measured"] = _measured_stability(folder, fingerprint)
+                kept = {**head, "seconds": time.perf_counter() - began, "result": plain(result)}
+                write_json(path, kept)
+            found[name] = kept
+    return found
+
+
+def _measured_stability(folder: Path, fingerprint: str) -> dict[str, Any] | None:
+    """The discrepancy to draw beside the bounds, if it has been measured."""
+    kept = _kept(folder / "diagnostics" / "global_stability.json", {"fingerprint": fingerprint})
+    return kept and {"x": kept["result"]["rounds"], "y": kept["result"]["discrepancy"]}
+
+
+def _kept(path: Path, head: Mapping[str, Any]) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    try:
+        content = read_json(path)
+    except FlatfedError:
+        return None
+    same = isinstance(content, dict) and all(content.get(key) == value for key, value in head.items())
+    return content if same and "result" in content else None
+
+
+def plain(value: Any) -> Any:
+    """For JSON, which has no NaN or infinity."""
+    if isinstance(value, dict):
+        return {key: plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,148 @@
+"""The curvature of the loss: largest eigenvalues, trace and spectral density of its Hessian.
+
+Only products H v are needed: eigenvalues come from scipy's Lanczos solver, the largest in the sense of the
+real line, so that a large negative one is never taken for sharpness; the trace (Hutchinson) and the density
+(stochastic Lanczos quadrature) from random vectors of signs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.linalg import eigh_tridiagonal
+from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
+
+from flatfed.core import random
+from flatfed.core.errors import FlatfedError
+from flatfed.data.federation import Samples
+from flatfed.diagnostics.subject import Subject, Tick, silent
+
+Array = NDArray[np.float64]
+Product = Callable[[Array], Array]
+"""v ↦ H v."""
+
+DENSE = 64
+"""Up to this size all eigenvalues are computed from the matrix itself."""
+GRID = 200
+TOLERANCE = 1e-4
+
+
+def top_eigenvalues(product: Product, size: int, count: int, seed: int = 0) -> list[float]:
+    """The `count` largest eigenvalues of a symmetric operator, largest first."""
+    count = min(count, size)
+    if size <= DENSE:
+        matrix = np.stack([product(row) for row in np.eye(size)])
+        return np.linalg.eigvalsh((matrix + matrix.T) / 2)[::-1][:count].tolist()
+    start = random.numpy_generator(seed, "hessian start").standard_normal(size)
+    operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
+    try:
+        found = eigsh(
+            operator, count, which="LA", v0=start, tol=TOLERANCE, maxiter=300, return_eigenvectors=False
+        )
+    except ArpackNoConvergence as error:
+        found = error.eigenvalues
+        if not len(found):
+            raise FlatfedError(
+                "hessian: no eigenvalue converged; the model may not be finite, or try samples = more"
+            ) from None
+    return sorted(found.tolist(), reverse=True)
+
+
+def lanczos(product: Product, start: Array, steps: int) -> tuple[Array, Array]:
+    """Diagonal and off-diagonal of the operator on the Krylov space of `start`, fully orthogonalised."""
+    basis = [start / np.linalg.norm(start)]
+    diagonal: list[float] = []
+    beside: list[float] = []
+    for _ in range(steps):
+        image = product(basis[-1])
+        diagonal.append(float(image @ basis[-1]))
+        for _ in range(2):  # once leaves rounding errors that grow into ghost eigenvalues
+            for known in basis:
+                image = image - (image @ known) * known
+        length = float(np.linalg.norm(image))
+        if length <= 1e-6 * max(map(abs, diagonal)) or len(basis) == min(steps, len(start)):
+            break
+        beside.append(length)
+        basis.append(image / length)
+    return np.array(diagonal), np.array(beside)
+
+
+def spectral_density(rules: list[tuple[Array, Array]]) -> dict[str, list[float]]:
+    """Eigenvalue nodes and weights, one pair a random vector, as one smooth density of area 1."""
+    nodes = np.concatenate([values for values, _ in rules])
+    width = max(float(np.ptp(nodes)) / 100, 1e-6 * float(np.abs(nodes).max()), 1e-12)
+    grid = np.linspace(nodes.min() - 4 * width, nodes.max() + 4 * width, GRID)
+    total = np.zeros_like(grid)
+    for values, weights in rules:
+        bumps = np.exp(-(((grid[:, None] - values) / width) ** 2) / 2) / (width * np.sqrt(2 * np.pi))
+        total += bumps @ weights / len(rules)
+    return {"values": grid.tolist(), "density": total.tolist()}
+
+
+def spectrum(
+    product: Product, size: int, eigenvalues: int, probes: int, steps: int, seed: int = 0, tick: Tick = silent
+) -> dict[str, Any]:
+    """Eigenvalues, trace with its standard error and, for steps > 1, the density of a symmetric operator."""
+    top = top_eigenvalues(product, size, eigenvalues, seed)
+    tick(0.3)
+    traces, rules = [], []
+    for probe in range(probes):
+        signs = random.numpy_generator(seed, "hessian signs", probe).choice([-1.0, 1.0], size)
+        diagonal, beside = lanczos(product, signs, steps)
+        traces.append(size * diagonal[0])  # vᵀHv, since ‖v‖² = size
+        values, vectors = eigh_tridiagonal(diagonal, beside)
+        rules.append((values, vectors[0] ** 2))
+        tick(0.3 + 0.7 * (probe + 1) / probes)
+    return {
+        "eigenvalues": top,
+        "trace": float(np.mean(traces)),
+        "trace_error": float(np.std(traces, ddof=1) / np.sqrt(probes)) if probes > 1 else None,
+        "density": spectral_density(rules) if steps > 1 else None,
+    }
+
+
+def products(subject: Subject, samples: Samples) -> Product:
+    """The Hessian of the mean loss on some samples at the global model, as a map of numpy vectors."""
+    model = subject.model
+
+    def product(vector: Array) -> Array:
+        direction = torch.from_numpy(np.asarray(vector)).reshape(-1).to(model)
+        image: Array = subject.hessian_product(model, samples, direction).double().cpu().numpy()
+        return image
+
+    return product
+
+
+def hessian(
+    subject: Subject,
+    *,
+    samples: int | None = 2000,
+    clients: int | None = 5,
+    eigenvalues: int = 3,
+    probes: int = 10,
+    steps: int = 40,
+    seed: int = 0,
+    tick: Tick = silent,
+) -> dict[str, Any]:
+    """Spectra of the global loss (with its density) and of some clients' losses, at the global model.
+
+    `samples` limits the pooled training data; clients use all of theirs. `steps` of Lanczos resolve the
+    density.
+    """
+    size, members = len(subject.model), subject.some_clients(clients)
+
+    def part(first: float, last: float) -> Tick:
+        return lambda share: tick(first + share * (last - first))
+
+    pooled = products(subject, subject.training_data(samples))
+    whole = spectrum(pooled, size, eigenvalues, probes, steps, seed, part(0, 0.6))
+    found = []
+    for index, client in enumerate(members):
+        own = products(subject, subject.data(client))
+        watch = part(0.6 + 0.4 * index / len(members), 0.6 + 0.4 * (index + 1) / len(members))
+        found.append({"client": client, **spectrum(own, size, eigenvalues, probes, 1, seed, watch)})
+    return {"global": whole, "clients": found}

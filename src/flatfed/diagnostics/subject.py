@@ -1,0 +1,313 @@
+"""What is examined: a model, its clients' data, and the state from which its training would go on.
+
+Losses here are the plain mean loss on stored data: evaluation mode (running statistics, no dropout), no
+augmentation, no weight decay.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Unpack
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from flatfed.algorithms import ALGORITHMS
+from flatfed.core import random
+from flatfed.core.algorithm import Algorithm, Carry, ClientContext, Correction, Finish
+from flatfed.core.errors import FlatfedError
+from flatfed.core.flat import Loss, load_buffers
+from flatfed.core.rounds import broadcast
+from flatfed.core.settings import Settings, SettingsOptions
+from flatfed.core.state import ClientStore, State, initial_state
+from flatfed.data.federation import Federation, Samples
+from flatfed.engines.local import LocalEngine
+from flatfed.engines.worker import Metric
+from flatfed.experiments.config import Config
+from flatfed.experiments.record import RunFolder, read_json
+from flatfed.experiments.run import Run, default_metrics, fingerprint
+
+GRADIENT_SLICE = 512
+
+Tick = Callable[[float], None]
+"""Told the share of the work that is done, 0 … 1."""
+
+
+def silent(share: float) -> None:
+    """For callers that do not watch."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Everything that a diagnostic may look at; none of them changes it."""
+
+    module: nn.Module
+    """The architecture with its first weights, for diagnostics that train anew."""
+    engine: LocalEngine
+    server: State
+    buffers: State
+    clients: ClientStore
+    round: int
+    """Rounds finished."""
+    evaluated: nn.Module
+    """A private copy in evaluation mode, with the buffers above."""
+
+    @property
+    def model(self) -> Tensor:
+        """The global model [P]."""
+        return self.server["model"]
+
+    @property
+    def received(self) -> dict[str, Tensor]:
+        """What the participants of the next round would get."""
+        return broadcast(self.algorithm, self.server)
+
+    @property
+    def algorithm(self) -> Algorithm:
+        return self.engine.plan.algorithm
+
+    @property
+    def settings(self) -> Settings:
+        return self.engine.plan.settings
+
+    @property
+    def federation(self) -> Federation:
+        return self.engine.federation
+
+    def some_clients(self, count: int | None) -> list[int]:
+        """So many clients, the same ones every time for a seed; all of them if None."""
+        population = len(self.federation)
+        if count is None or count >= population:
+            return list(range(population))
+        generator = random.numpy_generator(self.settings.seed, "examined clients")
+        return sorted(generator.choice(population, count, replace=False).tolist())
+
+    def data(self, client: int) -> Samples:
+        own = self.federation.client(client)
+        return own.batch(torch.arange(len(own), device=own.inputs.device))
+
+    def training_data(self, limit: int | None, clients: Sequence[int] | None = None) -> Samples:
+        """The pooled samples of some clients (all unless given), or `limit` of them drawn at random."""
+        members = range(len(self.federation)) if clients is None else clients
+        owned = [self.federation.client(client) for client in members]
+        ends = torch.tensor([len(own) for own in owned]).cumsum(0)
+        chosen = self._drawn(int(ends[-1]), limit)
+        # Only the drawn samples are gathered: the whole may be large.
+        owner = torch.bucketize(chosen, ends, right=True)
+        pieces = []
+        for number in owner.unique().tolist():
+            start = int(ends[number - 1]) if number else 0
+            pieces.append(
+                owned[number].batch((chosen[owner == number] - start).to(owned[number].inputs.device))
+            )
+        return torch.cat([inputs for inputs, _ in pieces]), torch.cat([targets for _, targets in pieces])
+
+    def test_data(self, limit: int | None) -> Samples | None:
+        if self.federation.test is None:
+            return None
+        inputs, targets = self.federation.test
+        chosen = self._drawn(len(inputs), limit).to(inputs.device)
+        return inputs[chosen], targets[chosen]
+
+    def _drawn(self, count: int, limit: int | None) -> Tensor:
+        if limit is None or limit >= count:
+            return torch.arange(count)
+        generator = random.torch_generator(self.settings.seed, "examined samples")
+        return torch.randperm(count, generator=generator)[:limit].sort().values
+
+    def evaluate(self, vector: Tensor, samples: Samples) -> dict[str, float]:
+        """Loss and metrics at any point [P]."""
+        return self.engine.evaluate(vector, self.buffers, samples)
+
+    def loss(self, vector: Tensor, samples: Samples) -> Tensor:
+        """The mean loss on a batch as a differentiable function of the flat model [P]."""
+        plan, (inputs, targets) = self.engine.plan, samples
+        generator = None
+        if plan.draws_in_evaluation:
+            key = random.key(plan.settings.seed, "evaluation")
+            generator = torch.Generator(plan.device).manual_seed(key)
+        with random.routed(generator):
+            seen = self.federation.transform.evaluate(inputs)
+            outputs = functional_call(self.evaluated, plan.layout.views(vector), (seen,))
+            return plan.loss(outputs, targets)
+
+    def gradient(self, vector: Tensor, samples: Samples) -> Tensor:
+        """The gradient [P] of the mean loss, in slices."""
+        point = vector.detach().requires_grad_()
+        total = torch.zeros_like(vector)
+        for share, part in _slices(samples):
+            with torch.enable_grad():
+                (piece,) = torch.autograd.grad(self.loss(point, part), point)
+            total += share * piece
+        return total
+
+    def hessian_product(self, vector: Tensor, samples: Samples, direction: Tensor) -> Tensor:
+        """H(vector) direction [P], by differentiating the gradient along the direction, in slices."""
+        point = vector.detach().requires_grad_()
+        total = torch.zeros_like(vector)
+        for share, part in _slices(samples):
+            with torch.enable_grad():
+                (slope,) = torch.autograd.grad(self.loss(point, part), point, create_graph=True)
+                if not slope.requires_grad:  # a loss that is linear in the model has no curvature
+                    continue
+                (piece,) = torch.autograd.grad(
+                    slope @ direction, point, allow_unused=True, materialize_grads=True
+                )
+            total += share * piece
+        return total
+
+    def local_models(
+        self, clients: Sequence[int], visit: Callable[[list[int], int, Tensor], None], tick: Tick = silent
+    ) -> None:
+        """Trains clients for one round from the present state and shows every local model on the way.
+
+        `visit(members, k, points)` gets the models [C, P] of some clients after k steps, k = 0 … K; they are
+        overwritten afterwards.
+        """
+        matrix = self.engine.plan.path == "matrix"
+        size = 64 if matrix else 1  # one client at a time, so that the steps seen are all its own
+        members: list[int] = []
+        step = 0
+
+        def see(point: Tensor) -> None:
+            nonlocal step
+            visit(members, step, point if point.dim() > 1 else point[None])
+            step += 1
+
+        plan = self.engine.plan
+        watched = replace(self.algorithm, correct=(*self.algorithm.corrections, _Watched(see)))
+        settings = plan.settings.model_copy(update={"path": plan.path})
+        engine = LocalEngine(self.module, self.federation, watched, plan.loss, settings, {})
+        received = self.received
+        try:
+            for start in range(0, len(clients), size):
+                members, step = list(clients[start : start + size]), 0
+                engine.train(received, self.buffers, self.clients, self.round, members)
+                tick((start + len(members)) / len(clients))
+        finally:
+            self.clients.discard()
+            engine.close()
+
+
+class _Watched(Correction):
+    """Changes nothing, and shows the local model before every step and after the last."""
+
+    def __init__(self, see: Callable[[Tensor], None]) -> None:
+        self.see = see
+
+    def direction(
+        self, direction: Tensor, point: Tensor, context: ClientContext, carry: Carry
+    ) -> tuple[Tensor, Carry]:
+        self.see(point)
+        return direction, carry
+
+    def finish(self, context: ClientContext, carry: Carry, moved: Tensor) -> Finish:
+        self.see(context.origin + moved)
+        return Finish()
+
+
+def _slices(samples: Samples) -> Iterator[tuple[float, Samples]]:
+    inputs, targets = samples
+    for start in range(0, len(inputs), GRADIENT_SLICE):
+        part = slice(start, start + GRADIENT_SLICE)
+        yield len(inputs[part]) / len(inputs), (inputs[part], targets[part])
+
+
+@contextmanager
+def examine(
+    model: nn.Module,
+    federation: Federation,
+    algorithm: Algorithm | None = None,
+    *,
+    run: Run | None = None,
+    loss: Loss = F.cross_entropy,
+    metrics: Mapping[str, Metric] | None = None,
+    **options: Unpack[SettingsOptions],
+) -> Iterator[Subject]:
+    """Any model with any federation: its own weights, or those that a `run` of it arrived at.
+
+    Without a run, `algorithm` (FedAvg unless given) and `options`, the fields of `Settings`, say how clients
+    would train from here; with one, they are the run's.
+    """
+    if run is not None and (algorithm is not None or options):
+        raise FlatfedError("run: it has its own algorithm and settings; give either it or them")
+    algorithm = run.algorithm if run else algorithm or ALGORITHMS["fedavg"]()
+    settings = run.settings if run else Settings.checked(**{"rounds": 1, **options})
+    chosen = default_metrics(loss) if metrics is None else metrics
+    engine = LocalEngine(model, federation, algorithm, loss, settings, chosen)
+    try:
+        if run is None:
+            server = {"model": engine.initial_vector, **_first_state(engine)}
+            yield _subject(model, engine, server, engine.initial_buffers, _store(engine), 0)
+        else:
+            buffers = dict(run.model.named_buffers())
+            yield _subject(model, engine, run.server, buffers, run.clients, len(run.history))
+    finally:
+        engine.close()
+
+
+@contextmanager
+def examine_folder(folder: Path) -> Iterator[tuple[Subject, str]]:
+    """A run's last checkpoint and its fingerprint, rebuilt from the run folder alone."""
+    existing = RunFolder.existing(folder)
+    values = read_json(folder / "config.json")
+    if not isinstance(values, dict) or "data" not in values:
+        raise FlatfedError(
+            f"{folder}: made from Python, whose model and data are not in the folder; use "
+            "flatfed.diagnostics.examine(model, federation, run=run) and the functions beside it"
+        )
+    checkpoint = existing.load()
+    if checkpoint is None:
+        raise FlatfedError(f"{folder}: it has no checkpoint yet; go on with flatfed resume {folder}")
+    config = Config.checked(values)
+    federation = config.make_federation()
+    model = config.make_model(federation)
+    loss = F.cross_entropy
+    algorithm = config.make_algorithm()
+    engine = LocalEngine(model, federation, algorithm, loss, config.training, default_metrics(loss))
+    try:
+        if fingerprint(engine) != checkpoint.fingerprint:
+            raise FlatfedError(
+                f"{folder}: its checkpoint was made with other data or by another version of flatfed; "
+                "use that version or run it again"
+            )
+        store = _store(engine)
+        existing.load_clients(store)
+        subject = _subject(model, engine, checkpoint.server, checkpoint.buffers, store, checkpoint.round)
+        yield subject, checkpoint.fingerprint
+    finally:
+        engine.close()
+
+
+def _subject(
+    model: nn.Module, engine: LocalEngine, server: State, buffers: State, clients: ClientStore, finished: int
+) -> Subject:
+    device = engine.plan.device
+    evaluated = copy.deepcopy(model).to(device).eval()
+    load_buffers(evaluated, buffers)
+    return Subject(
+        module=model,
+        engine=engine,
+        server={name: value.to(device) for name, value in server.items()},
+        buffers={name: value.to(device) for name, value in buffers.items()},
+        clients=clients,
+        round=finished,
+        evaluated=evaluated,
+    )
+
+
+def _first_state(engine: LocalEngine) -> dict[str, Tensor]:
+    plan = engine.plan
+    return initial_state(plan.algorithm.server_vectors, plan.dimensions, engine.initial_vector)
+
+
+def _store(engine: LocalEngine) -> ClientStore:
+    plan = engine.plan
+    memory = int(plan.settings.client_memory * 2**20)
+    return ClientStore(plan.algorithm.client_vectors, plan.dimensions, engine.initial_vector.dtype, memory)

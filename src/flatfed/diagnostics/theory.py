@@ -1,0 +1,194 @@
+"""Bounds on stability and generalization, and estimates of the constants in them.
+
+The stability bound follows from the update rules and one assumption: no gradient used in training, with or
+without weight decay, is longer than Θ. With a local direction g + λ (y − x) + μ y and step sizes η_k, let
+
+    c = Π_k (1 − η_k (λ + μ)),   A = (1 − c)/(λ + μ)  (= Σ η_k if λ = μ = 0),   Γ = μ A
+
+Then y_K = (1 − Γ) x − Σ_k w_k g_k with Σ w_k = A, and two trainings, whatever their clients, are at most D
+apart:
+
+    D ← (1 − α Γ) D + 2 α G A Θ
+
+where α is the server's rate and G says how much longer than one gradient the method's step can be. For
+constant steps and α = 1 that is 2 G Θ (1 − (1 − Γ)^T)/μ after T rounds, or 2 G Θ η K T when μ = 0. G is
+
+    1             FedAvg, FedProx, FedSAM, FedASAM, FedLESAM, FedSWA; and FedCM, MoFedSAM, MimeLite, whose
+                  steps are means of bounded vectors
+    1 + β         FedSAGD under its paper's own assumption ‖v‖ ≤ Θ; from its rule alone v may reach Θ/(1 − β)
+    1/(1 − β)     FedAvgM, FedANAG, FedLNAG, FedACG, FedNSAM: a geometric sum of past steps
+    1/τ           FedAdam
+
+The last two rows get no contraction (Γ = 0) from weight decay. There is no bound for methods with duals or
+control variates, whose sums this argument cannot limit, nor under weight decay for those that weigh gradient
+and momentum. The FedSAGD paper's bounds are of this kind: for FedSAGD the factor 1 − (1 − Γ)^T with 2 + 2β in
+front, as here. Because μ is ordinary weight decay, FedAvg with the same decay has a smaller bound.
+
+A bound is about the worst case. The constants are estimated at two models (the first and the present one) and
+some batches, so they are lower than the true ones: a curve drawn with them is a yardstick, no guarantee.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flatfed.core.algorithm import Algorithm
+from flatfed.core.sampling import batches
+from flatfed.core.settings import Settings
+from flatfed.diagnostics.hessian import products, top_eigenvalues
+from flatfed.diagnostics.subject import Subject, Tick, silent
+
+PLAIN = {"fedavg", "fedprox", "fedsam", "fedasam", "fedlesam", "fedswa", "fedsagd"}
+WEIGHTED = {"fedcm", "mofedsam", "mimelite", "fedanag"}
+"""Methods that weigh gradient and momentum, but not the weight decay beside them."""
+MOMENTUM = {
+    "fedavgm": "momentum_decay",
+    "fedanag": "momentum_decay",
+    "fedlnag": "momentum_decay",
+    "fedacg": "lookahead",
+    "fednsam": "lookahead",
+}
+"""Methods whose step is a geometric sum of past ones, and the option that is its ratio."""
+
+
+def stability_bound(
+    algorithm: Algorithm, settings: Settings, steps: int, gradient_bound: float, rounds: int
+) -> list[float] | None:
+    """The bound on ‖x_t − x'_t‖ after each of `rounds` rounds; None if the algorithm has none here."""
+    name, options = algorithm.name, algorithm.options
+    known = name in PLAIN or name in WEIGHTED or name in MOMENTUM or name == "fedadam"
+    if not known or (name in WEIGHTED and settings.weight_decay):
+        return None
+    longest = gradient_bound if settings.clip is None else min(gradient_bound, settings.clip)
+    rate = float(options.get("server_rate", 1.0))
+    pull = float(options.get("proximal_weight", 0.0))
+    decay = settings.weight_decay + float(options.get("decay_weight", 0.0))
+    if name == "fedsagd":
+        gain = 1 + float(options["momentum_decay"])
+    elif name in MOMENTUM:
+        gain, decay = 1 / (1 - float(options[MOMENTUM[name]])), 0.0
+    elif name == "fedadam":
+        gain, decay = 1 / float(options["stability"]), 0.0
+    else:
+        gain = 1.0
+    bounds, apart = [], 0.0
+    for number in range(rounds):
+        rates = algorithm.schedule.rates(settings.rate(number), steps)
+        length = (
+            (1 - math.prod(1 - each * (pull + decay) for each in rates)) / (pull + decay)
+            if pull + decay
+            else sum(rates)
+        )
+        apart = (1 - rate * decay * length) * apart + 2 * rate * gain * length * longest
+        bounds.append(apart)
+    return bounds
+
+
+def fedswa_generalization_order(
+    *,
+    clients: int,
+    samples: int,
+    steps: int,
+    rounds: int,
+    lipschitz: float,
+    smoothness: float,
+    heterogeneity: float,
+    deviation: float,
+    momentum: bool,
+) -> float:
+    """How the FedSWA paper's generalization bound (Theorem 5.1) grows, without its constant factor.
+
+        L/(N n β) e^(1 + 1/T) (c L + c' σ_g + c σ),   c = 1 + (2 + 1/(KT))^(K−1)/T
+
+    with c' = c for FedSWA and 1 for FedMoSWA (`momentum`); N clients of n samples, L-Lipschitz and β-smooth
+    losses, heterogeneity σ_g and gradient deviation σ. Since c doubles with every local step it says nothing
+    about the size of a gap, only how the two methods compare.
+    """
+    try:
+        factor = 1 + (2 + 1 / (steps * rounds)) ** (steps - 1) / rounds
+    except OverflowError:
+        factor = math.inf
+    inner = factor * lipschitz + (1.0 if momentum else factor) * heterogeneity + factor * deviation
+    return lipschitz / (clients * samples * smoothness) * math.exp(1 + 1 / rounds) * inner
+
+
+def batch_gradients(subject: Subject, model: Tensor, client: int, count: int) -> Tensor:
+    """The gradients [B, P] of the first batches that a client's next round would use, with weight decay."""
+    own = subject.federation.client(client)
+    chosen = batches(subject.settings, len(own), subject.round, client)[:count]
+    decay = subject.settings.weight_decay * model
+    return torch.stack(
+        [subject.gradient(model, own.batch(each.to(own.inputs.device))) + decay for each in chosen]
+    )
+
+
+def gradient_bound(subject: Subject, clients: int = 10, count: int = 3) -> float:
+    """Θ: the longest of some clients' batch gradients at the first and at the present model."""
+    return max(
+        float(torch.linalg.vector_norm(batch_gradients(subject, model, client, count), dim=1).max())
+        for model in (subject.engine.initial_vector, subject.model)
+        for client in subject.some_clients(clients)
+    )
+
+
+def estimated_constants(
+    subject: Subject, clients: int | None = 10, count: int = 5, tick: Tick = silent
+) -> dict[str, float]:
+    """Θ, and at the present model: smoothness, σ, σ_g (root mean squares) and the largest client gradient."""
+    members = subject.some_clients(clients)
+    model = subject.model
+    whole, deviations, curvatures = [], [], []
+    for number, client in enumerate(members):
+        data = subject.data(client)
+        whole.append(subject.gradient(model, data))
+        own = whole[-1] + subject.settings.weight_decay * model
+        spread = batch_gradients(subject, model, client, count) - own
+        deviations.append(float(spread.square().sum(1).mean()))
+        curvatures.append(top_eigenvalues(products(subject, data), len(model), 1)[0])
+        tick((number + 1) / len(members))
+    gradients = torch.stack(whole)
+    apart = (gradients - gradients.mean(0)).square().sum(1)
+    return {
+        "gradient_bound": gradient_bound(subject),
+        "smoothness": max(curvatures),
+        "lipschitz": float(torch.linalg.vector_norm(gradients, dim=1).max()),
+        "gradient_deviation": math.sqrt(statistics.fmean(deviations)),
+        "heterogeneity": math.sqrt(float(apart.mean())),
+    }
+
+
+def theory(
+    subject: Subject, *, clients: int | None = 10, rounds: int | None = None, tick: Tick = silent
+) -> dict[str, Any]:
+    """Estimated constants and the bounds that they give; the measured discrepancy is global_stability's."""
+    constants = estimated_constants(subject, clients, tick=tick)
+    settings, rounds = subject.settings, rounds or subject.settings.rounds
+    own = subject.federation.client(0)
+    steps = len(batches(settings, len(own), 0, 0))
+    bounds: dict[str, Any] = {}
+    stability = stability_bound(subject.algorithm, settings, steps, constants["gradient_bound"], rounds)
+    if stability is not None:
+        bounds["stability"] = {"x": list(range(1, rounds + 1)), "y": stability}
+    if subject.algorithm.name in {"fedswa", "fedmoswa"}:
+        x = sorted({max(1, rounds * part // 20) for part in range(1, 21)})
+        y = [
+            fedswa_generalization_order(
+                clients=len(subject.federation),
+                samples=len(own),
+                steps=steps,
+                rounds=number,
+                lipschitz=constants["lipschitz"],
+                smoothness=constants["smoothness"],
+                heterogeneity=constants["heterogeneity"],
+                deviation=constants["gradient_deviation"],
+                momentum=subject.algorithm.name == "fedmoswa",
+            )
+            for number in x
+        ]
+        bounds["generalization (order of growth)"] = {"x": x, "y": y}
+    return {"constants": constants, "bounds": bounds, "measured": None}

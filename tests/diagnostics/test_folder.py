@@ -1,0 +1,219 @@
+"""`flatfed diagnose`: what it writes, what it keeps, and what it says of folders that it cannot examine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from problems import federation, network
+from typer.testing import CliRunner
+
+import flatfed as ff
+from flatfed.cli import app
+from flatfed.core.errors import FlatfedError
+from flatfed.diagnostics import CHEAP, DIAGNOSTICS, diagnose
+from flatfed.diagnostics.folder import options_of, plain
+from flatfed.experiments.config import Config
+
+SMALL = {
+    "data": {"dataset": "digits", "clients": 6},
+    "model": {"name": "mlp", "hidden": [4]},
+    "algorithm": {"name": "fedavg"},
+    "training": {"rounds": 2, "participants": 3, "local_steps": 2, "batch_size": 8, "workers": 1},
+}
+QUICK = {"samples": 60, "clients": 3, "points": 3, "probes": 2, "steps": 3, "replacements": 1}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    config = Config.checked(SMALL)
+    config.run(config.make_federation(), folder)
+    return folder
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    shutil.copytree(made, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def command(*arguments: object) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["diagnose", *map(str, arguments)], terminal_width=200)
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, done.output
+
+
+def test_every_diagnostic_writes_its_file_in_the_agreed_shape(folder, made):
+    known = {key for name in DIAGNOSTICS for key in options_of(name, {})}
+    options = {**{key: value for key, value in QUICK.items() if key in known}, "other": str(made)}
+    found = diagnose(folder, list(DIAGNOSTICS), options)
+    fingerprint = json.loads((folder / "checkpoint" / "manifest.json").read_text())["fingerprint"]
+    results = {}
+    for name in DIAGNOSTICS:
+        content = json.loads((folder / "diagnostics" / f"{name}.json").read_text())
+        assert content == found[name]
+        assert (content["format"], content["name"], content["round"]) == (1, name, 2)
+        assert content["fingerprint"] == fingerprint and content["seconds"] >= 0
+        assert content["options"] == options_of(name, options)
+        results[name] = content["result"]
+    shapes = {
+        "hessian": {"global", "clients"},
+        "surface": {"a", "b", "train", "test", "seed"},
+        "line": {"other", "position", "train_loss", "test_loss", "test_accuracy"},
+        "plane": {"x", "y", "loss", "points"},
+        "sharpness": {"radius", "global", "clients"},
+        "drift": {"flatness_distance", "client_drift", "steps", "drift_by_step"},
+        "local_stability": {"steps", "discrepancy"},
+        "global_stability": {"rounds", "discrepancy", "replacements", "replaced", "bound"},
+        "generalization": {"train", "test", "unseen_clients", "gap"},
+        "clients": {"accuracy", "mean", "deviation", "binomial_floor", "samples"},
+        "perturbation": {"clients", "cosine"},
+        "theory": {"constants", "bounds", "measured"},
+    }
+    assert {name: set(result) for name, result in results.items()} == shapes
+    # Both ends of the line are the same model.
+    assert results["line"]["train_loss"] == pytest.approx([results["line"]["train_loss"][0]] * 3)
+    assert results["theory"]["measured"] == {
+        "x": results["global_stability"]["rounds"],
+        "y": results["global_stability"]["discrepancy"],
+    }
+    per_client = json.loads((folder / "clients.json").read_text())["clients"]
+    assert results["clients"]["accuracy"] == pytest.approx([each["accuracy"] for each in per_client])
+
+
+def test_a_result_is_kept_until_options_or_checkpoint_differ(folder):
+    path = folder / "diagnostics" / "drift.json"
+
+    def marked(**changes) -> bool:
+        """Whether a mark in the file survives."""
+        content = {**json.loads(path.read_text()), "mark": True}
+        path.write_text(json.dumps(content))
+        return "mark" in diagnose(folder, ["drift"], **changes)["drift"]
+
+    diagnose(folder, ["drift"])
+    assert marked()
+    assert not marked(options={"clients": 2})
+    assert not marked()
+    assert not marked(again=True)
+    config = Config.checked({**SMALL, "training": {**SMALL["training"], "rounds": 3}})
+    config.run(config.make_federation(), folder)
+    assert not marked()
+    path.write_text("{")
+    assert diagnose(folder, ["drift"])["drift"]["round"] == 3
+
+
+def test_the_command_measures_the_cheap_ones_and_prints_them(folder):
+    code, output = command(folder)
+    assert code == 0, output
+    assert {path.stem for path in (folder / "diagnostics").iterdir()} == set(CHEAP)
+    assert "flatness distance" in output and "by chance" in output
+
+
+def test_the_command_lists_diagnostics_and_options():
+    code, output = command()
+    assert code == 0
+    for name in DIAGNOSTICS:
+        assert name in output
+
+
+def test_an_interrupted_run_is_examined_at_its_checkpoint(folder):
+    (folder / "model.safetensors").unlink()
+    with (folder / "history.jsonl").open("a") as file:
+        file.write('{"round": 3, "tr')
+    assert diagnose(folder, ["sharpness"])["sharpness"]["round"] == 2
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (shutil.rmtree, "no such run folder"),
+        (lambda folder: (folder / "config.json").unlink(), "not a run folder, it has no config.json"),
+        (lambda folder: (folder / "config.json").write_text("{"), "cannot be read as JSON"),
+        (lambda folder: (folder / "config.json").write_text("[]"), "made from Python"),
+        (lambda folder: shutil.rmtree(folder / "checkpoint"), "it has no checkpoint yet"),
+        (lambda folder: (folder / "checkpoint" / "server-2.safetensors").write_bytes(b"x"), "damaged"),
+        (
+            lambda folder: (folder / "checkpoint" / "server-2.safetensors").unlink(),
+            "missing from the checkpoint",
+        ),
+        (lambda folder: _set(folder / "checkpoint" / "manifest.json", format=0), "its format is 0"),
+        (lambda folder: _set(folder / "checkpoint" / "manifest.json", fingerprint="1"), "another version"),
+        (lambda folder: _set(folder / "config.json", colour="red"), "colour: unknown"),
+    ],
+)
+def test_a_folder_that_cannot_be_examined_gets_one_clear_line(folder, damage, says):
+    damage(folder)
+    code, output = command(folder)
+    assert code == 2
+    assert says in output
+    assert output.startswith("error: ") and output.count("\n") == 1
+
+
+def _set(path: Path, **values: object) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def test_a_run_from_python_is_sent_to_the_python_functions(tmp_path):
+    folder = tmp_path / "mine"
+    ff.train(network(), federation(), ff.fedavg(), rounds=1, metrics={}, folder=folder)
+    code, output = command(folder)
+    assert code == 2
+    assert "flatfed.diagnostics.examine(model, federation, run=run)" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["hesian"], "hesian: no such diagnostic; did you mean 'hessian'?"),
+        (["drift", "--set", "client=3"], "client: drift has no such option; did you mean 'clients'?"),
+        (["drift", "--set", "clients=0"], "clients = 0: must be a whole number above 0"),
+        (["drift", "--set", "clients=true"], "clients = True: must be a whole number"),
+        (["surface", "--set", "extent=-1"], "extent = -1: must be a number above 0"),
+        (["surface", "--set", "dimensions=3"], "dimensions = 3: must be 1 or 2"),
+        (["line"], "line: needs the other run's folder"),
+        (["line", "--set", "other=nowhere"], "nowhere: no such run folder"),
+    ],
+)
+def test_bad_names_and_options_get_one_clear_line(folder, arguments, says):
+    code, output = command(folder, *arguments)
+    assert code == 2
+    assert f"error: {says}" in output
+
+
+def test_lines_join_only_equal_models(folder, tmp_path):
+    config = Config.checked({**SMALL, "model": {"name": "mlp", "hidden": [5]}})
+    config.run(config.make_federation(), tmp_path / "other")
+    with pytest.raises(FlatfedError, match="only equal models can be joined"):
+        diagnose(folder, ["line"], {"other": str(tmp_path / "other")})
+
+
+def test_numbers_that_are_not_finite_become_null():
+    found = plain({"a": [1.0, float("nan")], "b": (float("inf"), None, "x")})
+    assert found == {"a": [1.0, None], "b": [None, None, "x"]}
+
+
+def test_convolutions_and_normalisation_are_examined_client_by_client(tmp_path):
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 2, 3),
+        torch.nn.BatchNorm2d(2),
+        torch.nn.ReLU(),
+        torch.nn.Flatten(),
+        torch.nn.Linear(72, 10),
+    )
+    config = Config.checked(SMALL)
+    data = config.make_federation()
+    pairs = [data.client(number).batch(torch.arange(20)) for number in range(6)]
+    pictures = [(inputs.view(-1, 1, 8, 8), targets) for inputs, targets in pairs]
+    small = ff.Federation.from_tensors(pictures, test=pictures[0])
+    run = ff.train(model, small, ff.fedsam(), rounds=2, local_steps=2, batch_size=8)
+    assert run.path == "client"
+    with ff.diagnostics.examine(model, small, run=run) as subject:
+        assert ff.diagnostics.hessian(subject, probes=2, steps=5)["global"]["eigenvalues"][0] > 0
+        found = ff.diagnostics.plane(subject, points=3)
+        assert ff.diagnostics.local_stability(subject)["discrepancy"][0] == 0
+    last = run.history[-1]["test_loss"]
+    assert min(min(row) for row in found["loss"]) < 5 * last

@@ -1,0 +1,286 @@
+"""Drift, stability, sharpness, perturbations and generalization against hand-computed cases."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import pytest
+import torch
+from problems import Quadratics, Recorder, federation, generic, gradient_of, network, run, spied
+from torch import Tensor
+
+import flatfed as ff
+from flatfed.core.algorithm import unit
+from flatfed.core.sampling import cohort
+from flatfed.diagnostics import clients as per_client
+from flatfed.diagnostics import (
+    drift,
+    examine,
+    flatness_distance,
+    generalization,
+    global_stability,
+    local_stability,
+    perturbation,
+    sharpness,
+)
+from flatfed.diagnostics.generalization import binomial_floor, seen_clients
+from flatfed.diagnostics.stability import with_client_replaced
+
+
+def local_models(name: str, path: str, **settings) -> tuple[dict, list[Tensor], Tensor]:
+    """A run's history, the models of its last round's participants after every step, and their origin."""
+    algorithm, log = spied(generic(name))
+    result = run(algorithm, path=path, **settings)
+    last = result.settings.rounds - 1
+    steps = [step.point for step in log.of_round(last)]
+    if path == "client":
+        many = result.settings.participants
+        steps = [torch.stack(steps[start :: result.settings.local_steps]) for start in range(3)]
+        end, origin = torch.stack(log.ends[-many:]), log.starts[-1]
+    else:
+        end, origin = log.ends[-1], log.starts[-1]
+    return result.history[-1], [*steps, end], origin
+
+
+@pytest.mark.parametrize("path", ["matrix", "client"])
+@pytest.mark.parametrize("name", ["fedavg", "fedspeed", "fednsam", "fedacg", "feddyn"])
+def test_the_history_has_the_participants_flatness_distance_and_drift(name, path):
+    line, steps, origin = local_models(name, path)
+    end = steps[-1]
+    naive = sum(float((x - end.mean(0)) @ (x - end.mean(0))) for x in end) / len(end)
+    assert line["flatness_distance"] == pytest.approx(naive, rel=1e-9)
+    squares = [float((x - origin) @ (x - origin)) for points in steps[1:] for x in points]
+    assert line["client_drift"] == pytest.approx(statistics.fmean(squares), rel=1e-9)
+
+
+def test_the_history_weighs_clients_as_the_aggregation_does():
+    data = federation(3, unequal=True)
+    algorithm, log = spied(ff.fedavg())
+    result = run(algorithm, data=data, participants=3, rounds=1, weighting="samples", path="client")
+    weights = torch.tensor([len(data.client(number)) for number in range(3)], dtype=torch.float64)
+    end = torch.stack(log.ends)
+    mean = (weights[:, None] * end).sum(0) / weights.sum()
+    naive = float((weights * (end - mean).square().sum(1)).sum() / weights.sum())
+    assert result.history[0]["flatness_distance"] == pytest.approx(naive, rel=1e-9)
+
+
+def test_the_history_has_the_norms_of_the_servers_vectors():
+    recorder = Recorder()
+    result = run(generic("fedadam"), recorder=recorder)
+    for line, server in zip(result.history, recorder.servers, strict=True):
+        for name, value in server.items():
+            assert line[f"state_norm_{name}"] == pytest.approx(math.sqrt(float(value @ value)))
+    assert set(recorder.servers[0]) == {"model", "momentum", "second_moment"}
+
+
+def test_flatness_distance_by_hand_and_under_a_common_shift():
+    models = torch.tensor([[0.0, 0], [2, 0], [1, 3]])  # mean (1, 1)
+    assert flatness_distance(models) == pytest.approx((2 + 2 + 4) / 3)
+    assert flatness_distance(models + 5) == pytest.approx((2 + 2 + 4) / 3)
+
+
+@pytest.mark.parametrize("path", ["matrix", "client"])
+def test_the_drift_probe_is_what_the_next_round_records(path):
+    settings = {"participants": 8, "path": path}
+    shorter = run(generic("fedmoswa"), rounds=2, **settings)
+    longer = run(generic("fedmoswa"), rounds=3, **settings)
+    before = [shorter.clients.row(client).clone() for client in range(8)]
+    with examine(network(), federation(), run=shorter) as subject:
+        found = drift(subject, clients=None)
+        assert found == drift(subject, clients=None)
+    assert all(torch.equal(shorter.clients.row(client), before[client]) for client in range(8))
+    line = longer.history[-1]
+    assert found["flatness_distance"] == pytest.approx(line["flatness_distance"], rel=1e-9)
+    assert found["client_drift"] == pytest.approx(line["client_drift"], rel=1e-9)
+    assert found["steps"] == [1, 2, 3]
+    assert statistics.fmean(found["drift_by_step"]) == pytest.approx(line["client_drift"], rel=1e-9)
+
+
+def test_local_stability_of_quadratics_by_hand():
+    problem = Quadratics.random(clients=3, size=2)
+    result = problem.train(ff.fedavg(), rounds=1)
+    rate, start = 0.2, result.server["model"]
+    with examine(result.model, problem.federation, run=result, loss=lambda o, t: o.mean()) as subject:
+        found = local_stability(subject, clients=None)
+    models = [start.clone() for _ in range(3)]
+    assert found["steps"] == list(range(6))
+    for step in range(6):
+        apart = max(float((a - b).norm()) for a in models for b in models)
+        assert found["discrepancy"][step] == pytest.approx(apart, abs=1e-12)
+        models = [x - rate * problem.curvatures[i] @ (x - problem.minima[i]) for i, x in enumerate(models)]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedsagd", "scaffold"])
+def test_global_stability_is_the_distance_of_two_trainings(name):
+    model, data = network(), federation()
+    settings = {"participants": 3, "local_steps": 3, "batch_size": 5, "rounds": 4}
+    with examine(model, data, generic(name), **settings) as subject:
+        found = global_stability(subject, replacements=2, points=10)
+        first = cohort(subject.settings, 8, 0)
+    assert found["rounds"] == [1, 2, 3, 4]
+    options = {"weight_decay": 0, "lr_decay": 1.0, "lr": 0.1, "rounds": 4}
+    base, naive = Recorder(), []
+    run(generic(name), recorder=base, **options)
+    for pair in found["replaced"]:
+        assert pair["client"] in first and pair["by"] != pair["client"]
+        samples = [data.client(pair["by"] if i == pair["client"] else i) for i in range(8)]
+        pairs = [own.batch(torch.arange(len(own))) for own in samples]
+        other = Recorder()
+        run(generic(name), recorder=other, data=ff.Federation.from_tensors(pairs), **options)
+        naive.append((base.models - other.models).norm(dim=1))
+    assert len(naive) == 2
+    assert torch.allclose(torch.tensor(found["replacements"]).double(), torch.stack(naive), atol=1e-12)
+    assert found["discrepancy"] == pytest.approx(torch.stack(naive).amax(0).tolist())
+    assert found["discrepancy"][0] > 0
+    if name == "scaffold":
+        assert found["bound"] is None
+    else:
+        assert all(b > d for b, d in zip(found["bound"], found["discrepancy"], strict=True))
+
+
+def test_a_replaced_client_has_the_others_data_and_nobody_else_changes():
+    pooled = federation(4, unequal=True)
+
+    def load(number: int) -> tuple[Tensor, Tensor]:
+        own = pooled.client(number)
+        return own.batch(torch.arange(len(own)))
+
+    loaded = ff.Federation.from_function(4, load)
+    for data in (pooled, loaded):
+        changed = with_client_replaced(data, 1, by=3)
+        for number, source in enumerate([0, 3, 2, 3]):
+            own, expected = changed.client(number), pooled.client(source)
+            assert len(own) == len(expected)
+            everything = torch.arange(len(own))
+            assert torch.equal(own.batch(everything)[0], expected.batch(everything)[0])
+
+
+def test_sharpness_is_the_rise_along_the_gradient():
+    data = federation()
+    result = run(generic("fedsam"), data=data)
+    with examine(network(), data, run=result) as subject:
+        found = sharpness(subject, samples=None, clients=2)
+        own_radius = sharpness(subject, samples=None, clients=1, radius=0.01)["radius"]
+        cases = [(found["global"], subject.training_data(None))]
+        cases += [(each["sharpness"], subject.data(each["client"])) for each in found["clients"]]
+        model = subject.model
+    assert found["radius"] == 0.2 and own_radius == 0.01
+    for value, (inputs, targets) in cases:
+        slope = gradient_of(network(), model, inputs, targets)
+        losses = []
+        for at in (model + 0.2 * slope / slope.norm(), model):
+            net = network()
+            torch.nn.utils.vector_to_parameters(at, net.parameters())
+            losses.append(torch.nn.functional.cross_entropy(net(inputs), targets).item())
+        assert value == pytest.approx(losses[0] - losses[1], abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "estimates"),
+    [
+        ("fedsam", {"local"}),
+        ("fedlesam", {"local", "lesam"}),
+        ("fednsam", {"local", "momentum"}),
+        ("mofedsam", {"local", "momentum"}),
+    ],
+)
+def test_perturbation_cosines(name, estimates):
+    data = federation()
+    result = run(generic(name), data=data, rounds=2, batch_size=None, local_steps=2)
+    with examine(network(), data, run=result) as subject:
+        found = perturbation(subject, samples=None, clients=None)
+        origin, pooled = subject.received["model"], subject.training_data(None)
+        own = [gradient_of(network(), origin, *subject.data(client)) for client in range(8)]
+    truth = unit(gradient_of(network(), origin, *pooled))
+    assert found["clients"] == list(range(8)) and set(found["cosine"]) == estimates
+    # With full batches the local estimate is the client's own gradient.
+    assert found["cosine"]["local"] == pytest.approx([float(unit(slope) @ truth) for slope in own])
+    if name == "fednsam":
+        expected = float(unit(-result.server["momentum"]) @ truth)
+        assert found["cosine"]["momentum"] == pytest.approx([expected] * 8)
+        assert expected > 0
+    if name == "fedlesam":
+        taken_part = set(result.clients.clients())
+        for client, value in enumerate(found["cosine"]["lesam"]):
+            if client not in taken_part:
+                assert value is None
+            else:
+                last = result.clients.read(client, origin)["last_model"]
+                assert value == pytest.approx(float(unit(last - origin) @ truth))
+
+
+def labelled() -> ff.Federation:
+    data = federation()
+    pairs = [data.client(number).batch(torch.arange(12)) for number in range(8)]
+    return ff.Federation.from_tensors(pairs, test=pairs[3])
+
+
+def accuracy_of(model: Tensor, inputs: Tensor, targets: Tensor) -> float:
+    net = network()
+    torch.nn.utils.vector_to_parameters(model, net.parameters())
+    return float((net(inputs).argmax(1) == targets).double().mean())
+
+
+def test_generalization_tells_seen_from_unseen_clients():
+    data, recorder = labelled(), Recorder()
+    result = run(ff.fedavg(), data=data, rounds=2, participants=2, recorder=recorder)
+    seen = sorted({client for members in recorder.cohorts for client in members})
+    unseen = sorted(set(range(8)) - set(seen))
+    with examine(network(), data, run=result) as subject:
+        assert seen_clients(subject) == seen
+        found = generalization(subject)
+        model = subject.model
+        of_seen, of_unseen = (subject.training_data(None, members) for members in (seen, unseen))
+    assert len(of_seen[0]) == 12 * len(seen) and len(of_unseen[0]) == 12 * len(unseen)
+    train, test, others = (accuracy_of(model, *pair) for pair in (of_seen, data.test, of_unseen))
+    assert found["train"]["accuracy"] == pytest.approx(train)
+    assert found["test"]["accuracy"] == pytest.approx(test)
+    assert found["unseen_clients"]["accuracy"] == pytest.approx(others)
+    assert found["gap"]["accuracy"] == pytest.approx(train - test)
+    assert found["gap"]["unseen_accuracy"] == pytest.approx(train - others)
+    assert found["gap"]["loss"] == pytest.approx(found["test"]["loss"] - found["train"]["loss"])
+
+
+def test_without_unseen_clients_there_is_no_gap_to_them():
+    data = labelled()
+    result = run(ff.fedavg(), data=data, rounds=1, participants=8)
+    with examine(network(), data, run=result) as subject:
+        found = generalization(subject)
+    assert found["unseen_clients"] is None
+    assert set(found["gap"]) == {"loss", "accuracy"}
+
+
+def test_per_client_accuracy_and_its_floor():
+    data = federation(unequal=True)
+    with examine(network(), data) as subject:
+        found = per_client(subject)
+        naive = [accuracy_of(subject.model, *subject.data(client)) for client in range(8)]
+    assert found["accuracy"] == pytest.approx(naive)
+    assert found["mean"] == pytest.approx(sum(naive) / 8)
+    variance = sum((value - sum(naive) / 8) ** 2 for value in naive) / 8
+    assert found["deviation"] == pytest.approx(math.sqrt(variance))
+    assert found["samples"] == [5 + 3 * (number % 4) for number in range(8)]
+
+
+def test_the_binomial_floor_by_hand():
+    assert binomial_floor(0.86, [100] * 7) == pytest.approx(math.sqrt(0.86 * 0.14 / 100))
+    assert binomial_floor(0.5, [1, 4]) == pytest.approx(math.sqrt((0.25 + 0.0625) / 2))
+
+
+def test_samples_are_drawn_without_repetition_and_always_the_same():
+    with examine(network(), federation(unequal=True)) as subject:
+        whole, some = subject.training_data(None), subject.training_data(20)
+        assert torch.equal(some[0], subject.training_data(20)[0])
+        rows = [int((whole[0] == row).all(1).nonzero()) for row in some[0]]
+        assert len(set(rows)) == 20
+        assert torch.equal(whole[1][rows], some[1])
+
+
+def test_a_run_brings_its_own_algorithm():
+    result = run(ff.fedavg(), rounds=1)
+    with (
+        pytest.raises(ff.FlatfedError, match="run: it has its own"),
+        examine(network(), federation(), ff.fedavg(), run=result),
+    ):
+        pass
