@@ -339,6 +339,7 @@ def test_bad_values_are_one_clear_line(wire, complaint):
 
 
 @both_paths
-def test_an_upload_that_is_not_finite_is_divergence(path):
-    with pytest.raises(ff.DivergedError, match=r"round \d+: .*lower lr"):
-        run(compressed("fedavg", Quantize(8)), lr=1e200, lr_decay=1.0, rounds=8, path=path)
+@pytest.mark.parametrize("lr", [1e40, 1e308], ids=str)
+def test_an_upload_that_cannot_travel_is_divergence(path, lr):
+    with pytest.raises(ff.DivergedError, match="lower lr"):
+        run(compressed("fedavg", Quantize(8)), lr=lr, rounds=2, path=path)

@@ -21,7 +21,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from flatfed.core.algorithm import Cohort, Compressor
-from flatfed.core.errors import FlatfedError
+from flatfed.core.errors import DivergedError, FlatfedError
 from flatfed.core.types import Count, PositiveShare
 
 CHECKSUM = 4
@@ -54,7 +54,7 @@ class Quantize(Compressor):
         # Rounded up, or a lone number could be larger than its norm.
         norms = torch.where(norms < exact, norms.nextafter(torch.full_like(norms, math.inf)), norms)
         if not bool(torch.isfinite(norms).all()):
-            raise FlatfedError("compress: a bucket's norm is beyond single precision; use norm = 'max'")
+            raise DivergedError("compress: a bucket's norm is beyond single precision; lower lr or set clip")
         codes = torch.empty(buckets.shape, dtype=torch.uint8)
         rows = max(1, BLOCK // buckets.shape[1])
         for start in range(0, len(buckets), rows):
@@ -255,7 +255,9 @@ def _single(vector: Tensor) -> Tensor:
     single = vector.detach().to("cpu", torch.float32).contiguous()
     # The sum is cheap, and finite only if every number is; it may overflow though they are.
     if not bool(torch.isfinite(single.sum())) and not bool(torch.isfinite(single).all()):
-        raise FlatfedError("compress: the vector has numbers that single precision cannot hold, or NaN")
+        raise DivergedError(
+            "compress: the vector has numbers that single precision cannot hold; lower lr or set clip"
+        )
     return single
 
 
