@@ -49,9 +49,8 @@ def reproduce(
     if table is None:
         listing = Table("table", "what it shows")
         for name, content in tables().items():
-            remark = " (needs compressed uploads: not yet)" if name.startswith("fedsynsam") else ""
-            if "diagnostic" in content:
-                remark = f" (a diagnostic, not accuracies: {content['diagnostic']})"
+            diagnostic = content.get("diagnostic")
+            remark = f" (a diagnostic, not accuracies: {diagnostic})" if diagnostic else ""
             listing.add_row(name, content["title"] + remark)
         console.print(listing)
         return
@@ -104,7 +103,8 @@ def _print_results(results: Sequence[Result]) -> None:
 def _print_accuracies(rows: Sequence[Result]) -> None:
     table = Table(title=rows[0].cell.title, title_justify="left")
     table.add_column("method")
-    for header in ("lr (from)", "paper %", "ours %", "difference"):
+    unit = " %" if rows[0].percent else f"\n{rows[0].measure}"
+    for header in ("lr (from)", f"paper{unit}", f"ours{unit}", "difference"):
         table.add_column(header, justify="right", no_wrap=True)
     for target in rows[0].cell.targets:
         table.add_column(f"rounds to {target:.0%}\npaper | ours", justify="right", no_wrap=True)
@@ -114,7 +114,7 @@ def _print_accuracies(rows: Sequence[Result]) -> None:
             printed += f" ± {row.printed_deviation:.2f}"
         difference = "–" if row.difference is None else f"{row.difference:+.2f}"
         mark = " [yellow](!)[/]" if "impossible" in row.cell.printed else ""
-        ours = "diverged" if row.ours is None else row.ours.text(2, 100)
+        ours = "diverged" if row.ours is None else row.ours.text(2, 100 if row.percent else 1)
         rate = f"{row.cell.config['training']['lr']:g} ({row.cell.origin.partition(':')[0]})"
         table.add_row(row.cell.label + mark, rate, printed, ours, difference, *_rounds_columns(row))
     console.print(table)
