@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
+from problems import generic
 from torch import Tensor, nn
 
 import flatfed as ff
@@ -19,7 +20,6 @@ from flatfed.core.state import Dimensions, initial_state
 from flatfed.data.federation import ClientData, Samples
 from flatfed.engines import local
 from flatfed.experiments import record
-from problems import generic
 
 NAMES = sorted(ff.ALGORITHMS)
 CLIENTS, PARTICIPANTS, SAMPLES, FEATURES, CLASSES = 12, 5, 12, 5, 3

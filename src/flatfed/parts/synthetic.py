@@ -235,12 +235,11 @@ class TrajectoryMatching(Synthetic):
         self, name: str, server: State, slope: Tensor, rate: float, count: int
     ) -> dict[str, Tensor]:
         """One step of the optimizer and its moments."""
-        first, second = server[f"{name}_first"], server[f"{name}_second"]
         if self.optimizer == "sgd":
-            first = self.momentum * first + slope
+            first = self.momentum * server[f"{name}_first"] + slope
             return {name: server[name] - rate * first, f"{name}_first": first}
-        first = torch.lerp(slope, first, FIRST_DECAY)
-        second = torch.lerp(slope.square(), second, SECOND_DECAY)
+        first = torch.lerp(slope, server[f"{name}_first"], FIRST_DECAY)
+        second = torch.lerp(slope.square(), server[f"{name}_second"], SECOND_DECAY)
         size = (second / (1 - SECOND_DECAY**count)).sqrt() + STABILITY
         step = rate * first / (1 - FIRST_DECAY**count) / size
         return {name: server[name] - step, f"{name}_first": first, f"{name}_second": second}
