@@ -200,7 +200,7 @@ class TrajectoryMatching(Synthetic):
         if not all(bool(torch.isfinite(value).all()) for value in changed.values()):
             raise DivergedError(
                 f"synthetic: iteration {iteration + 1} of the distillation is not finite (matching loss "
-                f"{float(loss):g}); lower sample_rate (now {self.sample_rate:g}) or inner_rate (now "
+                f"{float(losses[iteration]):g}); lower sample_rate (now {self.sample_rate:g}) or inner_rate (now "
                 f"{float(server['synthetic_step']):g})"
             )
         return changed
