@@ -35,7 +35,7 @@ from flatfed.core import random
 from flatfed.core.algorithm import ClientContext, ServerContext, Work
 from flatfed.core.flat import Layout
 from flatfed.core.state import Dimensions, State, initial_state
-from flatfed.engines.local import single_threaded
+from flatfed.engines import local
 from flatfed.experiments import record, run
 from flatfed.experiments.config import Config, with_assignments
 
@@ -47,7 +47,7 @@ WITH_SAMPLES = ["fedsynsam", "dynafed", "dynafed_syn_only"]
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
     """Problems as small as these only wait for torch's own threads."""
-    with single_threaded():
+    with local.single_threaded():
         yield
 
 
@@ -566,6 +566,41 @@ def test_buffers_and_random_layers(name: str) -> None:
     assert int(counted) == DEFAULTS["rounds"] * DEFAULTS["local_steps"]
 
 
+def test_fine_tuning_sees_the_statistics_of_the_model_it_tunes(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, Tensor]] = []
+    real = local.LocalEngine.server_loss
+
+    def watched(self: local.LocalEngine, buffers: State) -> Callable[..., Tensor]:
+        seen.append(dict(buffers))
+        return real(self, buffers)
+
+    monkeypatch.setattr(local.LocalEngine, "server_loss", watched)
+    last = train("dynafed", model=Busy()).model.state_dict()
+    assert [name for name, value in seen[-1].items() if not torch.equal(value, last[name])] == []
+    assert not torch.equal(seen[-1]["layers.1.running_mean"], seen[0]["layers.1.running_mean"])
+
+
+class Attentive(nn.Module):
+    """Attention over the features, each a token of one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tokens, self.outputs = nn.Linear(1, 12), nn.Linear(4, CLASSES)
+        self.double()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        query, key, value = self.tokens(inputs[:, None, :, None]).chunk(3, -1)
+        return self.outputs(F.scaled_dot_product_attention(query, key, value).mean((1, 2)))
+
+
+@pytest.mark.parametrize("name", WITH_SAMPLES)
+def test_attention_is_differentiated_twice(name: str) -> None:
+    finished = train(name, model=Attentive(), path="client")
+    assert bool((finished.server["matching_losses"] >= 0).all())
+    assert finished.history[2]["matching_loss"] > 0
+
+
 def test_unequal_clients_and_compression() -> None:
     algorithm = ff.build({**generic("fedsynsam").describe(), "compress": {"part": "top_k", "share": 0.5}})
     finished = train(
@@ -705,7 +740,7 @@ def test_soft_labels_need_a_loss_that_takes_them() -> None:
     model = nn.Sequential(network(), nn.LogSoftmax(1))
     # Only at the third round would there be samples.
     message = refusal(lambda: train("dynafed", model=model, loss=F.nll_loss, callbacks=[never]))
-    assert "the loss of the model on probabilities" in message
+    assert "the loss on made-up inputs and probabilities cannot be differentiated" in message
     assert len(train("fedsynsam", model=model, loss=F.nll_loss).history) == 5
 
 

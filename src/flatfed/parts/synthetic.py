@@ -156,7 +156,8 @@ class TrajectoryMatching(Synthetic):
             labels = "probabilities" if self.soft_labels else "class labels"
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise FlatfedError(
-                f"synthetic: the loss of the model on {labels} cannot be differentiated twice: {reason}"
+                f"synthetic: the loss on made-up inputs and {labels} cannot be differentiated twice ({reason}); "
+                "use another model or loss"
             ) from error
 
     def _first(self, server: State, context: ServerContext) -> dict[str, Tensor]:
@@ -200,8 +201,8 @@ class TrajectoryMatching(Synthetic):
         if not all(bool(torch.isfinite(value).all()) for value in changed.values()):
             raise DivergedError(
                 f"synthetic: iteration {iteration + 1} of the distillation is not finite (matching loss "
-                f"{float(losses[iteration]):g}); lower sample_rate (now {self.sample_rate:g}) or inner_rate (now "
-                f"{float(server['synthetic_step']):g})"
+                f"{float(losses[iteration]):g}); lower sample_rate (now {self.sample_rate:g}) or inner_rate "
+                f"(now {float(server['synthetic_step']):g})"
             )
         return changed
 
