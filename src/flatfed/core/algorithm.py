@@ -82,7 +82,6 @@ class ServerContext:
     """Rounds finished so far."""
     seed: int
     dimensions: Dimensions
-    population: int
     total_rate: float
     """Σ η_k of a typical client in the round that comes next."""
     loss: Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -96,6 +95,8 @@ class Work(NamedTuple):
     record: dict[str, float] = {}
     done: int = 1
     total: int = 1
+    sends: bool = False
+    """Whether the vectors that are sent once are made with it, and go to all clients."""
 
 
 class Finish(NamedTuple):
@@ -357,6 +358,12 @@ class Algorithm:
     def broadcast(self) -> tuple[str, ...]:
         """What travels down to each participant, "model" first."""
         return ("model", *dict.fromkeys(name for part in self.parts for name in part.receives))
+
+    @property
+    def sent_once(self) -> tuple[str, ...]:
+        """What of the broadcast travels in one round only, to all clients."""
+        once = {vector.name for vector in self.server_vectors if vector.sent_once}
+        return tuple(name for name in self.broadcast if name in once)
 
     @property
     def uploads(self) -> tuple[str, ...]:
