@@ -1,0 +1,118 @@
+"""What a report is made of: tables, and figures as plain plotly traces.
+
+Traces carry no colours. `meta.method` is the number of the method that a trace shows, from which the page
+takes its colour and whether it is hidden; `meta.deviation` makes the page draw a band around a line.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flatfed.experiments.compare import Spread
+
+Trace = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A plotly picture, a line about it, and the name of its data file."""
+
+    name: str
+    title: str
+    traces: Sequence[Trace]
+    layout: Mapping[str, Any]
+    note: str = ""
+    columns: Sequence[str] = ()
+    """The headers of its data: the series, the axes."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A text and what it is sorted by; cells without a value come last."""
+
+    text: str
+    value: float | str | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    name: str
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a comparison under one heading."""
+
+    name: str
+    title: str
+    content: Sequence[Figure | Table] = field(default_factory=list)
+    note: str = ""
+
+
+def cell(value: Spread | float | str | None, digits: int = 1, scale: float = 1.0, more: str = "") -> Cell:
+    if value is None:
+        return Cell("–")
+    if isinstance(value, str):
+        return Cell(value, value)
+    if isinstance(value, Spread):
+        return Cell(value.text(digits, scale) + more, value.mean * scale)
+    return Cell(f"{value * scale:,.{digits}f}{more}", value * scale)
+
+
+def significant(value: Spread | float | None) -> Cell:
+    """Of any size, with four digits."""
+    if value is None:
+        return Cell("–")
+    if isinstance(value, Spread):
+        around = "" if math.isnan(value.deviation) else f" ± {value.deviation:.2g}"
+        return Cell(f"{value.mean:.4g}{around}", value.mean)
+    return Cell(f"{value:.4g}", value)
+
+
+def rounded(values: Iterable[float | None]) -> list[float | None]:
+    """Six digits are more than a picture shows and keep the file small."""
+    return [None if value is None or not math.isfinite(value) else float(f"{value:.6g}") for value in values]
+
+
+def line(
+    method: int | None,
+    name: str,
+    x: Iterable[float | None],
+    y: Iterable[float | None],
+    deviation: Iterable[float | None] | None = None,
+    **more: Any,
+) -> Trace:
+    trace: Trace = {"type": "scatter", "mode": "lines", "name": name, "x": rounded(x), "y": rounded(y)}
+    trace["meta"] = {"method": method}
+    if deviation is not None:
+        trace["meta"]["deviation"] = rounded(deviation)
+    if len(trace["x"]) == 1:
+        trace["mode"] = "markers"
+    return trace | more
+
+
+def axes(x: str, y: str, *, log_x: bool = False, log_y: bool = False, **more: Any) -> dict[str, Any]:
+    """A layout with titled axes."""
+    layout: dict[str, Any] = {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}}
+    if log_x:
+        layout["xaxis"]["type"] = "log"
+    if log_y:
+        layout["yaxis"]["type"] = "log"
+    return layout | more
+
+
+def log_range(traces: Sequence[Trace]) -> list[float] | None:
+    """Powers of ten around the lines, whose bands may reach down to zero; None if a line does."""
+    values = [value for trace in traces for value in trace["y"] if value is not None]
+    if not values or min(values) <= 0:
+        return None
+    low, high = math.log10(min(values)), math.log10(max(values))
+    margin = 0.05 * max(high - low, 0.2)
+    return [low - margin, high + margin]
