@@ -9,6 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from flatfed.cli.report import report_on
 from flatfed.cli.terminal import (
     RUNS,
     Assignments,
@@ -20,12 +21,16 @@ from flatfed.cli.terminal import (
     round_progress,
 )
 from flatfed.core.errors import DivergedError, FlatfedError
+from flatfed.experiments.compare import run_folder
 from flatfed.experiments.papers import tables
 from flatfed.experiments.papers.presets import Cell
-from flatfed.experiments.papers.reproduce import Result, chosen_cells, remaining_work
+from flatfed.experiments.papers.reproduce import Result, chosen_cells, remaining_work, seeded
 from flatfed.experiments.papers.reproduce import reproduce as run_cells
 from flatfed.experiments.run import Callback
 from flatfed.experiments.run import Progress as RoundProgress
+from flatfed.report.content import Cell as TableCell
+from flatfed.report.content import Table as ReportTable
+from flatfed.report.content import cell
 
 
 @command
@@ -80,9 +85,14 @@ def reproduce(
         results = run_cells(chosen, range(seeds), runs, watch, failed)
     for failure in failures:
         complain.print(f"[yellow]left out:[/] {escape(failure)}")
-    _print_results(results)
+    shown = _results_tables(results)
+    _print_tables(shown)
     for note in tables()[table]["notes"]:
         console.print(f"note: {note}", highlight=False)
+    labels = {run_folder(seeded(each, seed), runs): each.label for each in chosen for seed in range(seeds)}
+    there = [folder for folder in labels if (folder / "config.json").exists()]
+    name = f"report-{table.replace('/', '-')}.html"
+    report_on(there, runs / name, labels=labels, title=tables()[table]["title"], tables=shown)
 
 
 def _duration(seconds: float) -> str:
@@ -91,28 +101,44 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
-def _print_results(results: Sequence[Result]) -> None:
-    for block in dict.fromkeys(result.cell.block for result in results):
+def _results_tables(results: Sequence[Result]) -> list[ReportTable]:
+    """A table for each part of the paper's."""
+    tables = []
+    for number, block in enumerate(dict.fromkeys(result.cell.block for result in results)):
         rows = [result for result in results if result.cell.block == block]
-        targets = rows[0].cell.targets
-        table = Table(title=rows[0].cell.title, title_justify="left")
-        table.add_column("method")
-        for header in ("paper %", "ours %", "difference"):
-            table.add_column(header, justify="right", no_wrap=True)
-        for target in targets:
-            table.add_column(f"rounds to {target:.0%}\npaper | ours", justify="right", no_wrap=True)
-        for row in rows:
-            printed = "–" if row.printed is None else f"{row.printed:.2f}"
-            if row.printed_deviation is not None:
-                printed += f" ± {row.printed_deviation:.2f}"
-            difference = "–" if row.difference is None else f"{row.difference:+.2f}"
-            mark = " [yellow](!)[/]" if "impossible" in row.cell.printed else ""
-            ours = "diverged" if row.ours is None else row.ours.text(2, 100)
-            table.add_row(row.cell.label + mark, printed, ours, difference, *_rounds_columns(row))
+        targets = [f"rounds to {target:.0%}\npaper | ours" for target in rows[0].cell.targets]
+        columns = ["method", "paper %", "ours %", "difference", *targets]
+        wrong = [row for row in rows if "impossible" in row.cell.printed]
+        note = " ".join(
+            f"(!) {row.cell.label}: the paper's cell {row.cell.printed['impossible']}" for row in wrong
+        )
+        cells = [_result_cells(row) for row in rows]
+        tables.append(ReportTable(f"paper-{number}", rows[0].cell.title, columns, cells, note))
+    return tables
+
+
+def _result_cells(row: Result) -> list[TableCell]:
+    mark = " (!)" if "impossible" in row.cell.printed else ""
+    spread = "" if row.printed_deviation is None else f" ± {row.printed_deviation:.2f}"
+    return [
+        cell(row.cell.label + mark),
+        cell(row.printed, 2, more=spread),
+        cell("diverged") if row.ours is None else TableCell(row.ours.text(2, 100), 100 * row.ours.mean),
+        TableCell("–") if row.difference is None else TableCell(f"{row.difference:+.2f}", row.difference),
+        *(cell(text) for text in _rounds_columns(row)),
+    ]
+
+
+def _print_tables(tables: Sequence[ReportTable]) -> None:
+    for content in tables:
+        table = Table(title=content.title, title_justify="left")
+        for place, header in enumerate(content.columns):
+            table.add_column(header, justify="right" if place else "left", no_wrap=place > 0)
+        for row in content.rows:
+            table.add_row(*(escape(each.text) for each in row))
         console.print(table)
-        for row in rows:
-            if "impossible" in row.cell.printed:
-                console.print(f"(!) {row.cell.label}: the paper's cell {row.cell.printed['impossible']}")
+        if content.note:
+            console.print(content.note, highlight=False, markup=False)
 
 
 def _rounds_columns(row: Result) -> list[str]:

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
+from flatfed.cli.report import report_on
 from flatfed.cli.terminal import (
     RUNS,
     Assignments,
@@ -29,6 +30,12 @@ from flatfed.experiments.demo import DEMO_BASE, DEMO_CONTESTANTS, DEMO_SEEDS, DE
 from flatfed.experiments.record import RunFolder, read_json
 from flatfed.experiments.run import Callback, Run
 from flatfed.experiments.run import Progress as RoundProgress
+from flatfed.experiments.tracking import TensorBoard
+
+Tracking = Annotated[
+    Path | None,
+    typer.Option("--tensorboard", metavar="FOLDER", help="Also write curves for TensorBoard there."),
+]
 
 
 @command
@@ -58,16 +65,18 @@ def run(
     assignments: Assignments = None,
     runs: Root = RUNS,
     folder: Annotated[Path | None, typer.Option(help="This run's folder, instead of one in --runs.")] = None,
+    tensorboard: Tracking = None,
 ) -> None:
     """Train what a config file describes."""
     checked = Config.read(config, assignments or [])
-    _run(checked, folder or run_folder(checked, runs))
+    _run(checked, folder or run_folder(checked, runs), tensorboard)
 
 
 @command
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
     rounds: Annotated[int | None, typer.Option(min=1, help="Go on to this many rounds.")] = None,
+    tensorboard: Tracking = None,
 ) -> None:
     """Go on with an interrupted run, to the same bits as if it had not been interrupted."""
     existing = RunFolder.existing(folder)
@@ -80,6 +89,7 @@ def resume(
     _run(
         Config.checked(with_assignments(values, [f"training.rounds={rounds}"] if rounds is not None else [])),
         folder,
+        tensorboard,
     )
 
 
@@ -93,6 +103,7 @@ def compare_(
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 3,
     target: Annotated[float, typer.Option(min=0, max=1, help="Accuracy to count rounds to.")] = DEMO_TARGET,
     runs: Root = RUNS,
+    tensorboard: Tracking = None,
 ) -> None:
     """Run several algorithms on the same data, clients and batches."""
     base = dict(Config.read(config).model_dump(exclude_unset=True)) if config else DEMO_BASE
@@ -102,13 +113,14 @@ def compare_(
                 f"--set {assignment}: name the algorithms and their options as arguments, and use --seeds"
             )
     contestants = [_contestant(text) for text in algorithms]
-    _compare(with_assignments(base, assignments or []), contestants, range(seeds), target, runs)
+    _compare(with_assignments(base, assignments or []), contestants, range(seeds), target, runs, tensorboard)
 
 
-def _run(config: Config, folder: Path) -> None:
+def _run(config: Config, folder: Path, tensorboard: Path | None) -> None:
     if is_complete(config, folder):
         console.print(f"{folder} is complete: {config.training.rounds} rounds.")
         return
+    tracking = _tracking(tensorboard, folder)
     federation = config.make_federation()
     with round_progress() as progress:
         name = config.make_algorithm().name
@@ -117,8 +129,13 @@ def _run(config: Config, folder: Path) -> None:
         def watch(now: RoundProgress) -> None:
             progress.update(task, completed=now.round, note=describe_round(now.record))
 
-        finished = config.run(federation, folder, [watch])
+        finished = config.run(federation, folder, [watch, *tracking])
     _report_run(finished, folder)
+
+
+def _tracking(tensorboard: Path | None, folder: Path) -> list[Callback]:
+    """Curves of several runs lie beside each other, under the names of their run folders."""
+    return [TensorBoard(tensorboard / folder.name)] if tensorboard is not None else []
 
 
 def _report_run(finished: Run, folder: Path) -> None:
@@ -144,6 +161,7 @@ def _compare(
     seeds: Sequence[int],
     target: float,
     runs: Path,
+    tensorboard: Path | None = None,
 ) -> None:
     failures: list[str] = []
     with round_progress() as progress:
@@ -152,9 +170,12 @@ def _compare(
 
         def watch(contestant: Contestant, seed: int) -> Callback:
             note = f"{contestant.label}, seed {seed}"
+            tracking = _tracking(tensorboard, run_folder(contestant.config(base, seed), runs))
 
             def update(now: RoundProgress) -> None:
                 progress.update(overall, advance=1, note=f"{note}: {describe_round(now.record)}")
+                for callback in tracking:
+                    callback(now)
 
             return update
 
@@ -171,6 +192,9 @@ def _compare(
     test = config.make_federation().test
     _print_rows(rows, target, len(test[0]) if test else 0)
     console.print(f"Run folders: {runs}")
+    labels = {run_folder(each.config(base, seed), runs): each.label for each in contestants for seed in seeds}
+    there = [folder for folder in labels if (folder / "config.json").exists()]
+    report_on(there, runs / "report.html", targets=[target], labels=labels)
 
 
 def _print_rows(rows: Sequence[Row], target: float, test_samples: int) -> None:

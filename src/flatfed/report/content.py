@@ -61,18 +61,26 @@ def cell(value: Spread | float | str | None, digits: int = 1, scale: float = 1.0
         return Cell("–")
     if isinstance(value, str):
         return Cell(value, value)
-    if isinstance(value, Spread):
+    if isinstance(value, Spread) and value.deviation:
         return Cell(value.text(digits, scale) + more, value.mean * scale)
-    return Cell(f"{value * scale:,.{digits}f}{more}", value * scale)
+    # Where all seeds agree, "± 0" says nothing.
+    mean = value.mean if isinstance(value, Spread) else value
+    return Cell(f"{mean * scale:,.{digits}f}{more}", mean * scale)
+
+
+def amount(value: Spread | None, scale: float = 1.0) -> Cell:
+    """A cost of any size, to three digits."""
+    size = abs(value.mean * scale) if value is not None else 0.0
+    return cell(value, min(max(2 - math.floor(math.log10(size)), 0), 6) if size > 0 else 0, scale)
 
 
 def significant(value: Spread | float | None) -> Cell:
-    """Of any size, with four digits."""
+    """A number of any size and sign, to four digits."""
     if value is None:
         return Cell("–")
     if isinstance(value, Spread):
-        around = "" if math.isnan(value.deviation) else f" ± {value.deviation:.2g}"
-        return Cell(f"{value.mean:.4g}{around}", value.mean)
+        known = value.deviation and not math.isnan(value.deviation)
+        return Cell(f"{value.mean:.4g} ± {value.deviation:.2g}" if known else f"{value.mean:.4g}", value.mean)
     return Cell(f"{value:.4g}", value)
 
 
@@ -98,21 +106,18 @@ def line(
     return trace | more
 
 
-def axes(x: str, y: str, *, log_x: bool = False, log_y: bool = False, **more: Any) -> dict[str, Any]:
+def axes(x: str, y: str, **more: Any) -> dict[str, Any]:
     """A layout with titled axes."""
-    layout: dict[str, Any] = {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}}
-    if log_x:
-        layout["xaxis"]["type"] = "log"
-    if log_y:
-        layout["yaxis"]["type"] = "log"
-    return layout | more
+    return {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}, **more}
 
 
-def log_range(traces: Sequence[Trace]) -> list[float] | None:
-    """Powers of ten around the lines, whose bands may reach down to zero; None if a line does."""
-    values = [value for trace in traces for value in trace["y"] if value is not None]
-    if not values or min(values) <= 0:
-        return None
+def log_axis(layout: Mapping[str, Any], traces: Sequence[Trace]) -> dict[str, Any]:
+    """The layout with a logarithmic y axis around the positive values; bands may reach down to zero."""
+    values = [value for trace in traces for value in trace["y"] if value is not None and value > 0]
+    if not values:
+        return dict(layout)
     low, high = math.log10(min(values)), math.log10(max(values))
     margin = 0.05 * max(high - low, 0.2)
-    return [low - margin, high + margin]
+    ticks = "D2" if high - low < 2.5 else max(1, math.ceil((high - low) / 6))
+    axis = {"type": "log", "range": [low - margin, high + margin], "dtick": ticks}
+    return {**layout, "yaxis": {**layout["yaxis"], **axis}}

@@ -20,7 +20,7 @@ from flatfed.report.content import (
     axes,
     cell,
     line,
-    log_range,
+    log_axis,
     rounded,
     significant,
 )
@@ -88,13 +88,18 @@ def hessian(comparison: Comparison) -> Content:
         tops.append(line(place, method.label, range(1, len(values) + 1), values, mode="lines+markers"))
         density = first.get("density")
         if density:
-            positive = [value if (value or 0) > 0 else None for value in density["density"]]
-            densities.append(line(place, method.label, density["values"], positive))
+            densities.append(line(place, method.label, density["values"], map(number, density["density"])))
     content: Content = [
         Table(
             "hessian",
             "Curvature of the training loss",
-            ["method", "largest eigenvalue", "trace", "standard error of the trace", "clients' largest, mean"],
+            [
+                "method",
+                "largest eigenvalue",
+                "trace",
+                "standard error of the trace",
+                "clients' largest, mean",
+            ],
             rows,
             "Smaller is flatter.",
         ),
@@ -112,7 +117,7 @@ def hessian(comparison: Comparison) -> Content:
                 "density",
                 "Spectral density of the Hessian",
                 densities,
-                axes("eigenvalue", "density", log_y=True),
+                log_axis(axes("eigenvalue", "density"), densities),
                 columns=("method", "eigenvalue", "density"),
             )
         )
@@ -155,7 +160,13 @@ def sharpness(comparison: Comparison) -> Content:
 def surface(comparison: Comparison) -> Content:
     """A 3-D picture for each method, all on one scale, and a cut through all of them."""
     found = [(place, method, results[0]) for place, method, results in _measured(comparison, "surface")]
-    heights = [value for _, _, each in found for row in each["train"] for value in map(number, row) if value is not None]
+    heights = [
+        value
+        for _, _, each in found
+        for row in each["train"]
+        for value in map(number, row)
+        if value is not None
+    ]
     if not heights:
         return []
     # A few corners may be far up; they are cut off so that the bottoms can be compared.
@@ -180,22 +191,24 @@ def surface(comparison: Comparison) -> Content:
             "zaxis": {"title": {"text": "loss"}, "range": [low, high]},
         }
         figures.append(
-            Figure(f"surface-{place}", method.label, [trace], {"scene": scene}, columns=("b", "a", "training loss"))
+            Figure(
+                f"surface-{place}",
+                method.label,
+                [trace],
+                {"scene": scene},
+                columns=("b", "a", "training loss"),
+            )
         )
     cut = []
     for place, method, each in found:
         middle = min(range(len(each["b"])), key=lambda index: abs(each["b"][index]))
         cut.append(line(place, method.label, each["a"], [number(row[middle]) for row in each["train"]]))
-    layout = axes("a", "")
-    limits = log_range(cut)
-    if limits:
-        layout["yaxis"] |= {"type": "log", "range": limits}
     figures.append(
         Figure(
             "surface-cut",
             "Training loss along the first direction",
             cut,
-            layout,
+            log_axis(axes("a", ""), cut),
             "The model moved by a times a random direction, the same for all methods under one seed.",
             ("method", "a", "training loss"),
         )
@@ -211,7 +224,12 @@ def path(comparison: Comparison) -> Content:
         ("test_accuracy", "Test accuracy on the way to another model"),
     ):
         traces = [
-            line(place, f"{method.label} → {each['other']}", each["position"], [_percent(key, v) for v in each[key]])
+            line(
+                place,
+                f"{method.label} → {each['other']}",
+                each["position"],
+                [_percent(key, v) for v in each[key]],
+            )
             for place, method, results in _measured(comparison, "line")
             for each in results[:1]
             if each.get(key)
@@ -258,7 +276,13 @@ def plane(comparison: Comparison) -> Content:
         }
         layout = axes("", "")
         figures.append(
-            Figure(f"plane-{place}", method.label, [contour, points], layout, columns=("series", "x", "y", "loss"))
+            Figure(
+                f"plane-{place}",
+                f"{method.label}: loss between models",
+                [contour, points],
+                layout,
+                columns=("series", "x", "y", "loss"),
+            )
         )
     return figures
 
@@ -298,14 +322,16 @@ def global_stability(comparison: Comparison) -> Content:
     if figure is None:
         return []
     bounds = [
-        line(place, f"{method.label}: bound", each["rounds"], map(number, each["bound"]), line={"dash": "dot"})
+        line(
+            place, f"{method.label}: bound", each["rounds"], map(number, each["bound"]), line={"dash": "dot"}
+        )
         for place, method, results in _measured(comparison, "global_stability")
         for each in results[:1]
         if each.get("bound")
     ]
-    traces, layout = [*figure.traces, *bounds], dict(figure.layout)
-    if bounds:
-        layout["yaxis"] = {**layout["yaxis"], "type": "log"}
+    traces = [*figure.traces, *bounds]
+    # A bound may be far above what happens.
+    layout = log_axis(figure.layout, traces) if bounds else figure.layout
     note += " Dotted: the bound." if bounds else ""
     return [Figure(figure.name, figure.title, traces, layout, note, figure.columns)]
 
@@ -341,9 +367,9 @@ def generalization(comparison: Comparison) -> Content:
     for _, method, results in _measured(comparison, "generalization"):
         row = [cell(method.label)]
         for part in ("train", "test", "unseen_clients", "gap"):
-            row.append(significant(_spread(results, lambda each, part=part: (each.get(part) or {}).get("loss"))))
-            accuracy = _spread(results, lambda each, part=part: (each.get(part) or {}).get("accuracy"))
-            row.append(cell(accuracy, 2, 100))
+            known = [each[part] for each in results if each.get(part)]
+            row.append(significant(_spread(known, lambda each: each["loss"])))
+            row.append(cell(_spread(known, lambda each: each.get("accuracy")), 2, 100))
         rows.append(row)
     columns = ["method"]
     for part in ("training", "test", "unseen clients", "gap"):
@@ -386,9 +412,8 @@ def theory(comparison: Comparison) -> Content:
                 if isinstance(pair, Mapping) and "x" in pair:
                     y = [number(value) for value in pair["y"]]
                     traces.append(line(place, method.label + label, pair["x"], y, line={"dash": dash}))
-        log = all(value is None or value > 0 for trace in traces for value in trace["y"])
         title = name.replace("_", " ").capitalize()
-        layout = axes("", "", log_y=log)
+        layout = log_axis(axes("", ""), traces)
         note = "Dotted: the bound. Full: measured."
         content.append(Figure(f"theory-{index}", title, traces, layout, note, ("method", "x", name)))
     return content
@@ -400,7 +425,7 @@ SECTIONS: dict[tuple[str, str, str], dict[str, Builder]] = {
     (
         "surfaces",
         "Loss surfaces",
-        "Training loss around each final model along two random directions, on one scale. Turning one turns all.",
+        "Training loss around each final model along two random directions. Turning one turns all.",
     ): {"surface": surface},
     ("planes", "Between models", ""): {"line": path, "plane": plane},
     ("stability", "Stability and drift", ""): {

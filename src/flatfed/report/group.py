@@ -1,4 +1,4 @@
-"""Runs sorted into comparisons (one data set, split and model each) of methods (one config each, any seeds)."""
+"""Runs sorted into comparisons (one data set, split and model) of methods (one config under any seeds)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ class Method:
     def rounds_to(self, key: str, target: float) -> list[int]:
         """The first round with at least `target`, of the runs that have one."""
         reached = (
-            [place for place, value in _values(run, key).items() if value >= target][:1] for run in self.counted
+            [place for place, value in _values(run, key).items() if value >= target][:1]
+            for run in self.counted
         )
         return [place for found in reached for place in found]
 
@@ -93,9 +94,7 @@ def spread(found: Iterable[Iterable[float]]) -> Spread | None:
 
 
 def _values(run: Record, key: str) -> dict[int, float]:
-    return {
-        line["round"]: value for line in run.history if (value := number(line.get(key))) is not None
-    }
+    return {line["round"]: value for line in run.history if (value := number(line.get(key))) is not None}
 
 
 def _sums(run: Record, keys: Sequence[str]) -> dict[int, float]:
@@ -129,9 +128,9 @@ def comparisons(records: Sequence[Record], labels: Mapping[Path, str]) -> list[C
     for groups in settings.values():
         members = [sorted(group, key=lambda run: _text(run.seed).zfill(24)) for group in groups.values()]
         names = _labels([group[0] for group in members], labels)
-        methods = tuple(Method(name, tuple(group)) for name, group in zip(names, members, strict=True))
+        named = tuple(Method(name, tuple(group)) for name, group in zip(names, members, strict=True))
         setting = {key: members[0][0].config.get(key) for key in SETTING}
-        found.append(Comparison(setting, methods))
+        found.append(Comparison(setting, named))
     return found
 
 
@@ -163,7 +162,11 @@ def algorithm_name(config: Mapping[str, Any]) -> str:
     algorithm = config["algorithm"]
     if isinstance(algorithm.get("name"), str):
         return str(algorithm["name"])
-    parts = [each for filling in algorithm.values() for each in (filling if isinstance(filling, list) else [filling])]
+    parts = [
+        each
+        for filling in algorithm.values()
+        for each in (filling if isinstance(filling, list) else [filling])
+    ]
     names = [each.get("part", "") if isinstance(each, dict) else str(each) for each in parts]
     return " × ".join(filter(None, map(str, names))) or "custom"
 

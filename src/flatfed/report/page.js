@@ -69,6 +69,7 @@
       } else {
         copy.line = { dash: dashes[Math.floor(index / 7) % 4], ...trace.line, color: hue, width: 2 };
         copy.marker = { color: hue, size: 6 };
+        if (spec.layout.yaxis?.type === "log") copy.y = trace.y.map((y) => (y > 0 ? y : null));
         const [, x, y] = spec.columns.map(literal);
         copy.hovertemplate = `<b>%{fullData.name}</b><br>${x}: %{x:.4~g}<br>${y}: %{y:.4~g}`;
         if (deviation) {
@@ -87,7 +88,7 @@
     const title = given?.title?.text ?? "";
     return {
       gridcolor: colour("grid"), zerolinecolor: colour("line"), linecolor: colour("line"), tickcolor: colour("line"),
-      automargin: true, ticks: "outside", ticklen: 3, nticks: 8, ...given,
+      automargin: true, ticks: "outside", ticklen: 3, nticks: 8, minexponent: 4, exponentformat: "power", ...given,
       title: { text: literal(title), font: { size: 12, color: colour("soft") }, standoff: 8 },
       tickfont: { color: colour("soft"), size: 11 },
     };
@@ -111,12 +112,12 @@
       dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
       hovermode: "closest",
     };
-    if (printing) layout.width = box.closest(".split, .grid > figure:only-child") ? 640 : 300;
+    if (printing) layout.width = box.closest("figure:last-child:nth-child(odd)") ? 640 : 305;
     if (kinds.has("surface")) {
       const kept = box.layout?.scene?.camera;
       layout.margin = { l: 0, r: 0, t: 0, b: 0 };
       layout.dragmode = "turntable";
-      layout.scene = { aspectmode: "cube", camera: kept ?? { eye: { x: 1.45, y: 1.45, z: 0.95 } } };
+      layout.scene = { aspectmode: "cube", camera: kept ?? { eye: { x: 1.55, y: 1.55, z: 1.05 }, center: { x: 0, y: 0, z: -0.12 } } };
       for (const name of ["xaxis", "yaxis", "zaxis"]) {
         const given = axis(spec.layout.scene[name]);
         delete given.automargin;
@@ -127,6 +128,7 @@
       layout.xaxis = axis(spec.layout.xaxis);
       layout.yaxis = axis(spec.layout.yaxis);
       if (kinds.has("heatmap")) for (const name of ["xaxis", "yaxis"]) layout[name] = { ...layout[name], showgrid: false, zeroline: false };
+      if (layout.xaxis.type !== "log") layout.xaxis.exponentformat = "SI";
       if (classes && classes <= 20) layout.yaxis.dtick = 1;
       if (boxes) layout.yaxis = { ...layout.yaxis, autorange: "reversed", ticks: "", nticks: 0, showgrid: false };
     }
@@ -296,7 +298,7 @@
       if (kind === "csv") save(`${spec.name}.csv`, csv(figureRows(spec)), "text/csv");
       else draw(figure).then(() => Plotly.downloadImage(figure.querySelector(".plot"), { format: "svg", filename: spec.name }));
     } else {
-      const rows = [...table.querySelectorAll("tr")].map((row) => [...row.cells].map((each) => each.textContent.trim()));
+      const rows = [...table.querySelectorAll("tr")].map((row) => [...row.cells].map((each) => each.textContent.trim().replace(/\s+/g, " ")));
       save(`${table.dataset.name}.${kind}`, { csv, md: markdown, tex: latex }[kind](rows));
     }
   });

@@ -72,22 +72,28 @@ def write_report(
         for figure in section.content
         if isinstance(figure, Figure)
     }
-    page = _environment().get_template("page.html").render(
-        title=title or _title(parts),
-        parts=parts,
-        tables=tables,
-        records=records,
-        figures=json.dumps(figures, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
-        plotly=_plotly(),
-        style=(HERE / "page.css").read_text(encoding="utf-8"),
-        script=(HERE / "page.js").read_text(encoding="utf-8"),
+    page = (
+        _environment()
+        .get_template("page.html")
+        .render(
+            title=title or _title(parts),
+            parts=parts,
+            tables=tables,
+            records=records,
+            figures=json.dumps(figures, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+            plotly=_plotly(),
+            style=(HERE / "page.css").read_text(encoding="utf-8"),
+            script=(HERE / "page.js").read_text(encoding="utf-8"),
+        )
     )
     output.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(output, page.encode())
     return [note for part in parts for note in part.notes]
 
 
-def _part(number: int, comparison: Comparison, targets: Sequence[float], watch: Callable[[str], None]) -> Part:
+def _part(
+    number: int, comparison: Comparison, targets: Sequence[float], watch: Callable[[str], None]
+) -> Part:
     notes = [note for record in comparison.records for note in (*_state(record), *record.notes)]
     first = comparison.methods[0].runs[0]
     split, test_samples = Section("split", "Split"), None
@@ -185,7 +191,9 @@ def _details(method: Method) -> list[tuple[str, str]]:
             "commit": str(run.environment.get("commit") or ""),
             "versions": ", ".join(f"{name} {version}" for name, version in listed.items()),
             "machine": str(run.environment.get("platform") or ""),
-            "engine": f"{engine.get('path')} path: {engine.get('reason')}" if isinstance(engine, Mapping) else "",
+            "engine": f"{engine.get('path')} path: {engine.get('reason')}"
+            if isinstance(engine, Mapping)
+            else "",
         }
         for name, value in facts.items():
             if value and value not in found.setdefault(name, []):

@@ -51,8 +51,8 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
             inside = sorted(child for child in path.iterdir() if (child / "config.json").is_file())
             if not inside:
                 raise FlatfedError(
-                    f"{path}: not a run folder, and no run folders are in it; give folders that flatfed run or "
-                    "compare has made"
+                    f"{path}: not a run folder, and there is none in it; give folders that flatfed run "
+                    "or compare has made"
                 )
         found |= {run.resolve(): run for run in inside}
     return list(found.values())
@@ -64,8 +64,8 @@ def read_run(path: Path) -> Record:
     for table in ("algorithm", "training"):
         if not isinstance(config, dict) or not isinstance(config.get(table), dict):
             raise FlatfedError(
-                f"{path / 'config.json'}: has no table {table!r}; it was written by something else or by another "
-                "version of flatfed"
+                f"{path / 'config.json'}: has no table {table!r}; was it written by another version of "
+                "flatfed?"
             )
     notes: list[str] = []
     environment = _optional(path / "environment.json", dict, notes)
@@ -81,7 +81,9 @@ def read_run(path: Path) -> Record:
     for file in sorted((path / "diagnostics").glob("*.json")):
         content = _optional(file, dict, notes)
         if content.get("format", DIAGNOSTICS_FORMAT) != DIAGNOSTICS_FORMAT:
-            notes.append(f"{file}: its format is {content['format']!r}, this version reads {DIAGNOSTICS_FORMAT}")
+            notes.append(
+                f"{file}: its format is {content['format']!r}, this version reads {DIAGNOSTICS_FORMAT}"
+            )
         elif isinstance(content.get("result"), dict):
             diagnostics[file.stem] = content
         elif content:

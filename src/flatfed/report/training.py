@@ -15,8 +15,20 @@ from flatfed.data.partition.base import Indices
 from flatfed.data.split import binned
 from flatfed.experiments.compare import Spread
 from flatfed.experiments.config import Config
-from flatfed.report.content import Cell, Figure, Section, Table, axes, cell, line, log_range, rounded
-from flatfed.report.group import Comparison, Curve, Method, flattened, spread
+from flatfed.report.content import (
+    Cell,
+    Figure,
+    Section,
+    Table,
+    Trace,
+    amount,
+    axes,
+    cell,
+    line,
+    log_axis,
+    rounded,
+)
+from flatfed.report.group import Comparison, Curve, Method, algorithm_name, flattened, spread
 from flatfed.report.read import Record, number
 
 ACCURACY = "test_accuracy"
@@ -53,27 +65,22 @@ def summary(comparison: Comparison, targets: Sequence[float], test_samples: int 
         else:
             row += [cell(method.final(key), 4) for key in _metrics(keys)]
         row.append(cell(spread(_deviation(run) for run in method.counted), 1, 100))
-        for key, digits, scale in (
-            ("bytes_down", 1, 1 / MEGABYTE),
-            ("bytes_up", 1, 1 / MEGABYTE),
-            ("gradient_evaluations", 0, 1.0),
-            ("seconds", 1, 1.0),
-        ):
-            row.append(cell(_last(method.total(key)), digits, scale))
+        row += [amount(_last(method.total(key)), 1 / MEGABYTE) for key in ("bytes_down", "bytes_up")]
+        row += [cell(_last(method.total("gradient_evaluations")), 0), cell(_last(method.total("seconds")), 1)]
         rows.append(row)
     notes = ["Mean ± standard deviation over seeds, at the last round." if several else "At the last round."]
     best = max((found.mean for m in comparison.methods if (found := m.final(ACCURACY))), default=None)
     if test_samples and best is not None:
         error = 100 * math.sqrt(best * (1 - best) / test_samples)
         notes.append(
-            f"With {test_samples:,} test samples the highest accuracy is uncertain by ±{error:.2g} points (one "
-            "standard error) whatever the seeds say."
+            f"With {test_samples:,} test samples the highest accuracy is uncertain by ±{error:.2g} points "
+            "(one standard error) whatever the seeds say."
         )
     notes.append(
-        "MB and gradients: of the whole run, all participants. Clients' deviation: of the final model's accuracy "
-        "on each client's own data."
+        "MB and gradients: of the whole run, all participants. Clients' deviation: of the final model's "
+        "accuracy on each client's own data."
     )
-    table = Table("summary", "Summary", columns, rows, " ".join(notes))
+    table = Table("summary", "Results", columns, rows, " ".join(notes))
     return Section("summary", "Summary", [table])
 
 
@@ -121,10 +128,9 @@ def _title(key: str) -> str:
 
 
 def _metrics(keys: Iterable[str]) -> list[str]:
-    """Accuracy, the other test metrics, and the losses last."""
+    """Accuracy, then other test metrics, then the test loss; the training loss where nothing is tested."""
     tests = [key for key in keys if key.startswith("test_")]
-    tests.sort(key=lambda key: (key != ACCURACY, key == "test_loss"))
-    return [*tests, *(key for key in ("train_loss",) if key in keys)]
+    return sorted(tests, key=lambda key: (key != ACCURACY, key == "test_loss")) or ["train_loss"]
 
 
 def curves(comparison: Comparison) -> Section:
@@ -140,8 +146,8 @@ def curves(comparison: Comparison) -> Section:
         if any(cost in keys for cost in costs):
             figures += [_over_cost(comparison, key, name, unit, costs, scale) for key in main]
     note = (
-        "Lines are means over seeds, bands one standard deviation between them. The training loss is taken where "
-        "the algorithm evaluates it, for some at a perturbed point: compare it between algorithms with care."
+        "Lines are means over seeds, bands one standard deviation between them. Accuracy axes leave out the "
+        "first steep rise; drag to zoom, double-click to see everything."
     )
     return Section("training", "Training", figures, note)
 
@@ -171,27 +177,39 @@ def _over_cost(
     return _curve_figure(key, f"{key}-{name}", f"{_title(key)} against {name}", unit, traces)
 
 
-def _line(place: int, method: Method, x: Sequence[float], curve: Curve, key: str) -> dict[str, Any]:
+def _line(place: int, method: Method, x: Sequence[float], curve: Curve, key: str) -> Trace:
     factor = _scale(key)[0]
     deviation = [factor * value for value in curve.deviation] if curve.deviation else None
     return line(place, method.label, x, [factor * value for value in curve.mean], deviation)
 
 
-def _curve_figure(key: str, name: str, title: str, unit: str, traces: list[dict[str, Any]]) -> Figure:
+def _curve_figure(key: str, name: str, title: str, unit: str, traces: list[Trace]) -> Figure:
     layout = axes(unit, "")
-    limits = log_range(traces) if key.endswith("loss") else None
-    if limits:
-        layout["yaxis"] |= {"type": "log", "range": limits}
+    if key.endswith("loss"):
+        layout = log_axis(layout, traces)
     if key.endswith("accuracy"):
-        layout["yaxis"]["ticksuffix"] = " %"
+        layout["yaxis"] |= {"ticksuffix": " %", "range": _upper_range(traces)}
     return Figure(name, title, traces, layout, columns=("method", unit, _scale(key)[1]))
+
+
+def _upper_range(traces: Sequence[Trace]) -> list[float]:
+    """Around the upper nine tenths of the values: what matters is where the methods end."""
+    values = [value for trace in traces for value in trace["y"] if value is not None]
+    low, high = float(np.quantile(values, 0.1)), max(values)
+    margin = 0.06 * max(high - low, 1.0)
+    return [low - margin, high + margin]
 
 
 def other_curves(comparison: Comparison) -> Section:
     """Whatever else the histories have, from callbacks for instance."""
     keys = comparison.history_keys()
     others = [key for key in keys if key not in PLACED and key not in _metrics(keys)]
-    return Section("rounds", "Round by round", [_over_rounds(comparison, key) for key in others])
+    note = (
+        "The training loss is taken where the algorithm evaluates it, for some at a perturbed point: compare "
+        "it between algorithms with care."
+    )
+    figures = [_over_rounds(comparison, key) for key in others]
+    return Section("rounds", "Round by round", figures, note if "train_loss" in others else "")
 
 
 # -- targets ----------------------------------------------------------------------------------------------
@@ -210,7 +228,8 @@ def to_targets(comparison: Comparison, targets: Sequence[float]) -> Section:
         return Section("targets", "Rounds to an accuracy")
     columns = ["method", *(f"{100 * target:.4g} %" for target in targets)]
     rounds = [
-        [cell(method.label), *(_reached(method, target) for target in targets)] for method in comparison.methods
+        [cell(method.label), *(_reached(method, target) for target in targets)]
+        for method in comparison.methods
     ]
     megabytes = [
         [cell(method.label), *(_megabytes_to(method, target) for target in targets)]
@@ -244,7 +263,7 @@ def _megabytes_to(method: Method, target: float) -> Cell:
     cost = method.total("bytes_up", "bytes_down")
     spent = dict(zip(cost.rounds, cost.mean, strict=True))
     found = [spent[place] / MEGABYTE for place in method.rounds_to(ACCURACY, target) if place in spent]
-    return cell(Spread.of(found), 1) if found else Cell("not reached")
+    return amount(Spread.of(found)) if found else Cell("not reached")
 
 
 # -- clients ----------------------------------------------------------------------------------------------
@@ -271,12 +290,12 @@ def clients(comparison: Comparison) -> Section:
                 "Accuracy on each client's own data",
                 boxes,
                 axes("accuracy (%)", ""),
-                "Box: the middle half of the clients and the median. Whiskers: 5 % and 95 %. Dot: the mean.",
+                "Box: the middle half of the clients, the median. Whiskers: 5 and 95 %. Dashed: the mean.",
                 ("method", *QUANTILES, "mean"),
             ),
             Figure(
                 "clients-share",
-                "Clients below an accuracy",
+                "Clients at or below an accuracy",
                 shares,
                 axes("accuracy (%)", "share of clients (%)"),
                 columns=("method", "accuracy (%)", "clients at or below (%)"),
@@ -289,14 +308,19 @@ def clients(comparison: Comparison) -> Section:
 QUANTILES = {"5 %": 0.05, "25 %": 0.25, "50 %": 0.5, "75 %": 0.75, "95 %": 0.95}
 
 
-def quantile_box(place: int, label: str, values: Sequence[float]) -> dict[str, Any]:
+def quantile_box(place: int, label: str, values: Sequence[float]) -> Trace:
     """A box of quantiles, whose size does not grow with the number of values."""
     found = rounded(float(np.quantile(values, share)) for share in QUANTILES.values())
     fences = zip(("lowerfence", "q1", "median", "q3", "upperfence"), found, strict=True)
     box = {name: [value] for name, value in fences}
-    mean = rounded([statistics.fmean(values)])
-    return {"type": "box", "name": label, "y": [label], **box, "mean": mean, "meta": {"method": place}} | {
-        "orientation": "h"
+    return {
+        "type": "box",
+        "orientation": "h",
+        "name": label,
+        "y": [label],
+        **box,
+        "mean": rounded([statistics.fmean(values)]),
+        "meta": {"method": place},
     }
 
 
@@ -306,7 +330,9 @@ def quantile_box(place: int, label: str, values: Sequence[float]) -> dict[str, A
 def split_of(record: Record) -> tuple[Indices, int]:
     """Samples of each class at each client, and how many test samples there are; from config and data."""
     if "data" not in record.config:
-        raise FlatfedError("the split is not shown: the run was made from Python, its data are not in its config")
+        raise FlatfedError(
+            "the split is not shown: the run was made from Python, its data are not in its config"
+        )
     federation = Config.checked(record.config).make_federation()
     rows = [federation.rows(client).numpy() for client in range(len(federation))]
     targets = federation.targets.numpy()
@@ -337,11 +363,16 @@ def split(counts: Indices, seed: Any) -> Section:
     each = "" if len(clients) == len(counts) else " Columns are means over neighbouring clients."
     note = (
         f"{len(counts):,} clients hold {int(sizes.min()):,} to {int(sizes.max()):,} samples (median "
-        f"{np.median(sizes):g}) of {int(held.min())} to {int(held.max())} classes. Shades follow the square root of "
-        f"the count.{each} The split under seed {seed}; other seeds divide the data anew."
+        f"{np.median(sizes):g}) of {int(held.min())} to {int(held.max())} classes. Shades follow the square "
+        f"root of the count.{each} The split under seed {seed}; other seeds divide the data anew."
     )
     figure = Figure(
-        "split", "Samples by class and client", [heatmap], axes("client", "class"), note, ("client", "class", "samples")
+        "split",
+        "Samples by class and client",
+        [heatmap],
+        axes("client", "class"),
+        note,
+        ("client", "class", "samples"),
     )
     return Section("split", "Split", [figure])
 
@@ -355,6 +386,8 @@ def configs(comparison: Comparison) -> tuple[list[tuple[str, str]], Table | None
     keys = [key for key in dict.fromkeys(key for each in flat for key in each) if key != "training.seed"]
     shared = [(key, flat[0][key]) for key in keys if len({each.get(key) for each in flat}) == 1]
     differing = [key for key in keys if len({each.get(key) for each in flat}) > 1]
+    if all(algorithm_name(method.config) == method.label for method in comparison.methods):
+        differing = [key for key in differing if key != "algorithm.name"]
     if not differing:
         return shared, None
     rows = [
@@ -385,11 +418,8 @@ def toml(config: Mapping[str, Any]) -> str | None:
     lines = []
     for table, values in config.items():
         lines.append(f"[{table}]")
-        for key, value in values.items():
-            if key == "batch_size" and value is None:
-                value = "full"
-            if value is not None:
-                lines.append(f"{key} = {_toml_value(value)}")
+        known = values | ({"batch_size": "full"} if values.get("batch_size", 1) is None else {})
+        lines += [f"{key} = {_toml_value(value)}" for key, value in known.items() if value is not None]
         lines.append("")
     return "\n".join(lines)
 
@@ -408,4 +438,8 @@ def _toml_value(value: Any) -> str:
 def _quoted(text: str) -> str:
     """A TOML string: only quotes, backslashes and control characters need escaping."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return '"' + "".join(each if each >= " " and each != "\x7f" else f"\\u{ord(each):04x}" for each in escaped) + '"'
+    return (
+        '"'
+        + "".join(each if each >= " " and each != "\x7f" else f"\\u{ord(each):04x}" for each in escaped)
+        + '"'
+    )
