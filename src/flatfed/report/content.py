@@ -120,4 +120,6 @@ def log_axis(layout: Mapping[str, Any], traces: Sequence[Trace]) -> dict[str, An
     margin = 0.05 * max(high - low, 0.2)
     ticks = "D2" if high - low < 2.5 else max(1, math.ceil((high - low) / 6))
     axis = {"type": "log", "range": [low - margin, high + margin], "dtick": ticks}
+    if low > -4 and high < 4:
+        axis["exponentformat"] = "none"
     return {**layout, "yaxis": {**layout["yaxis"], **axis}}

@@ -188,7 +188,7 @@ def surface(comparison: Comparison) -> Content:
         scene = {
             "xaxis": {"title": {"text": "b"}},
             "yaxis": {"title": {"text": "a"}},
-            "zaxis": {"title": {"text": "loss"}, "range": [low, high]},
+            "zaxis": {"range": [low, high]},
         }
         figures.append(
             Figure(

@@ -330,14 +330,12 @@ def quantile_box(place: int, label: str, values: Sequence[float]) -> Trace:
 def split_of(record: Record) -> tuple[Indices, int]:
     """Samples of each class at each client, and how many test samples there are; from config and data."""
     if "data" not in record.config:
-        raise FlatfedError(
-            "the split is not shown: the run was made from Python, its data are not in its config"
-        )
+        raise FlatfedError("the run was made from Python, its data are not in its config")
     federation = Config.checked(record.config).make_federation()
     rows = [federation.rows(client).numpy() for client in range(len(federation))]
     targets = federation.targets.numpy()
     if targets.ndim != 1 or not np.issubdtype(targets.dtype, np.integer):
-        raise FlatfedError("the split is not shown: the targets are not classes")
+        raise FlatfedError("the targets are not classes")
     counts = class_counts(rows, targets, federation.classes or int(targets.max()) + 1)
     return counts, len(federation.test[0]) if federation.test else 0
 
