@@ -270,6 +270,7 @@ def plane(comparison: Comparison) -> Content:
             "x": [point["x"] for point in each["points"]],
             "y": [point["y"] for point in each["points"]],
             "text": [point["label"] for point in each["points"]],
+            "customdata": rounded(number(point.get("loss")) for point in each["points"]),
             "textposition": "top center",
             "cliponaxis": False,
             "meta": {"points": True},

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from flatfed.experiments.compare import Spread
 from flatfed.experiments.record import FREE_SETTINGS
 from flatfed.report.read import Record, number
@@ -107,11 +109,11 @@ def _sums(run: Record, keys: Sequence[str]) -> dict[int, float]:
 
 def _curve(of_runs: Sequence[Mapping[int, float]]) -> Curve:
     rounds = [place for place in (of_runs[0] if of_runs else {}) if all(place in each for each in of_runs)]
-    spreads = [Spread.of(each[place] for each in of_runs) for place in rounds]
-    several = len(of_runs) > 1
-    return Curve(
-        rounds, [each.mean for each in spreads], [each.deviation for each in spreads] if several else None
-    )
+    if not rounds:
+        return Curve([], [], None)
+    values = np.array([[each[place] for place in rounds] for each in of_runs])
+    deviation = values.std(axis=0, ddof=1).tolist() if len(of_runs) > 1 else None
+    return Curve(rounds, values.mean(axis=0).tolist(), deviation)
 
 
 # -- grouping ---------------------------------------------------------------------------------------------

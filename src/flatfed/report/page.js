@@ -269,9 +269,9 @@
         const named = spec.columns.length === 4 ? [trace.name] : [];
         trace.y.forEach((y, down) => trace.x.forEach((x, across) => rows.push([...named, x, y, cells[down][across]])));
       } else {
-        const names = trace.text ?? trace.x.map(() => trace.name);
+        const more = trace.meta.points ? trace.customdata : spread ? trace.meta.deviation ?? [] : null;
         trace.x.forEach((x, place) => {
-          rows.push([names[place], x, trace.y[place], ...(spread ? [trace.meta.deviation?.[place]] : [])]);
+          rows.push([trace.text?.[place] ?? trace.name, x, trace.y[place], ...(more ? [more[place]] : [])]);
         });
       }
     }
