@@ -249,6 +249,12 @@ def test_a_phone_needs_no_sideways_scrolling(browser, report, tmp_path):
     )
     assert width <= PHONE[0]
     assert beyond == []
+    # Names keep their letters together: a short one takes one line.
+    heights = browser.execute_script(
+        """const cells = [...document.querySelectorAll(".table[data-name=summary] td:first-child")];
+        return cells.filter((cell) => cell.textContent === "fedmoswa").map((cell) => cell.offsetHeight);"""
+    )
+    assert len(heights) == 1 and heights[0] < 45
     screenshot(browser, tmp_path / "phone.png")
 
 

@@ -117,7 +117,7 @@
       const kept = box.layout?.scene?.camera;
       layout.margin = { l: 0, r: 0, t: 0, b: 0 };
       layout.dragmode = "turntable";
-      layout.scene = { aspectmode: "cube", camera: kept ?? { eye: { x: 1.55, y: 1.55, z: 1.05 }, center: { x: 0, y: 0, z: -0.12 } } };
+      layout.scene = { aspectmode: "cube", camera: kept ?? { eye: { x: 1.6, y: 1.6, z: 1.05 }, center: { x: 0, y: 0, z: -0.22 } } };
       for (const name of ["xaxis", "yaxis", "zaxis"]) {
         const given = axis(spec.layout.scene[name]);
         delete given.automargin;
@@ -179,7 +179,7 @@
         observer.unobserve(target);
         draw(target);
       }
-    }, { rootMargin: "300px" });
+    }, { rootMargin: "600px" });
     waiting.forEach((figure) => observer.observe(figure));
     addEventListener("beforeprint", () => {
       printing = true;

@@ -54,7 +54,8 @@ def write_report(
 ) -> list[str]:
     """Writes the report on run folders, or folders of them, and returns what it had to leave out.
 
-    `targets` are accuracies to count rounds to, `labels` names for runs, `tables` come before the runs' own;
+    `targets` are accuracies to count rounds to, besides the usual ones, `labels` names for runs,
+    `tables` come before the runs' own;
     `watch` is told what is being done.
     """
     watch("reading runs")
@@ -103,12 +104,12 @@ def _part(
         split = training.split(counts, first.seed)
     except FlatfedError as error:
         notes.append(f"the split is not shown: {error}")
-    chosen = targets or training.usual_targets(comparison)
+    usual = training.usual_targets(comparison)
     measured, problems = diagnosed.sections(comparison)
     sections = [
-        training.summary(comparison, chosen, test_samples),
+        training.summary(comparison, (list(targets) or usual)[-1:], test_samples),
         training.curves(comparison),
-        training.to_targets(comparison, chosen),
+        training.to_targets(comparison, sorted({*targets, *usual})),
         training.clients(comparison),
         *measured,
         training.other_curves(comparison),

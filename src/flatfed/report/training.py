@@ -52,7 +52,7 @@ def summary(comparison: Comparison, targets: Sequence[float], test_samples: int 
     columns = ["method", "seeds", "rounds"]
     if ACCURACY in keys:
         columns += ["accuracy %", "best %"]
-        columns += [f"rounds to {target:.4g} %" for target in (100 * each for each in targets[-1:])]
+        columns += [f"rounds to {target:.4g} %" for target in (100 * each for each in targets)]
     else:
         columns += [_title(key).lower() for key in _metrics(keys)]
     columns += ["clients' deviation %", "MB down", "MB up", "gradients", "seconds"]
@@ -61,7 +61,7 @@ def summary(comparison: Comparison, targets: Sequence[float], test_samples: int 
         row = [cell(method.label), _seeds(method), cell(float(_rounds(method)), 0)]
         if ACCURACY in keys:
             row += [cell(method.final(ACCURACY), 2, 100), cell(method.best(ACCURACY), 2, 100)]
-            row += [_reached(method, target) for target in targets[-1:]]
+            row += [_reached(method, target) for target in targets]
         else:
             row += [cell(method.final(key), 4) for key in _metrics(keys)]
         row.append(cell(spread(_deviation(run) for run in method.counted), 1, 100))
