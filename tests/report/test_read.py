@@ -7,7 +7,6 @@ import json
 import statistics
 
 import pytest
-from report.example import config, write_diagnostics, write_run
 
 from flatfed.core.errors import FlatfedError
 from flatfed.experiments.config import Config
@@ -16,6 +15,7 @@ from flatfed.report.diagnosed import sections
 from flatfed.report.group import comparisons
 from flatfed.report.read import find_runs, read_run
 from flatfed.report.training import ACCURACY, summary, to_targets, toml, usual_targets
+from report.example import config, write_diagnostics, write_run
 
 
 def methods_of(*folders, labels=None):
@@ -144,6 +144,7 @@ def test_a_config_that_this_version_does_not_know_costs_only_the_split(tmp_path)
     folder = write_run(tmp_path / "run")
     values = config("fedfuture", 0, 12, invented=3)
     values["training"]["warp"] = True
+    values["format"], values["later"] = 2, None
     (folder / "config.json").write_text(json.dumps(values))
     (note,) = write_report([folder], tmp_path / "report.html")
     assert note.startswith("the split is not shown") and "\n" not in note

@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from flatfed.cli.report import report_on
+from flatfed.cli.report import end_with_report
 from flatfed.cli.terminal import (
     RUNS,
     Assignments,
@@ -90,9 +90,8 @@ def reproduce(
     for note in tables()[table]["notes"]:
         console.print(f"note: {note}", highlight=False)
     labels = {run_folder(seeded(each, seed), runs): each.label for each in chosen for seed in range(seeds)}
-    there = [folder for folder in labels if (folder / "config.json").exists()]
     name = f"report-{table.replace('/', '-')}.html"
-    report_on(there, runs / name, labels=labels, title=tables()[table]["title"], tables=shown)
+    end_with_report(labels, runs / name, title=tables()[table]["title"], tables=shown)
 
 
 def _duration(seconds: float) -> str:
@@ -123,7 +122,7 @@ def _result_cells(row: Result) -> list[TableCell]:
     return [
         cell(row.cell.label + mark),
         cell(row.printed, 2, more=spread),
-        cell("diverged") if row.ours is None else TableCell(row.ours.text(2, 100), 100 * row.ours.mean),
+        TableCell("diverged") if row.ours is None else TableCell(row.ours.text(2, 100), 100 * row.ours.mean),
         TableCell("–") if row.difference is None else TableCell(f"{row.difference:+.2f}", row.difference),
         *(cell(text) for text in _rounds_columns(row)),
     ]

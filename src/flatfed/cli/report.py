@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from flatfed.cli.terminal import app, command_of, complain, console
+from flatfed.experiments.record import RunFolder
 from flatfed.report import write_report
 from flatfed.report.content import Table
 
@@ -26,29 +27,26 @@ def report(
     ] = None,
 ) -> None:
     """Write a self-contained HTML page about one run or a comparison of several."""
-    report_on(runs, output, targets=targets or [])
+    _write(runs, output, targets=sorted(targets or []))
 
 
-def report_on(
-    runs: Sequence[Path],
+def end_with_report(
+    labels: Mapping[Path, str],
     output: Path,
     *,
     targets: Sequence[float] = (),
-    labels: Mapping[Path, str] | None = None,
     title: str = "",
     tables: Sequence[Table] = (),
 ) -> None:
-    """Writes a report and says where; what it had to leave out is said too."""
+    """A report on a command's runs, by folder and name; those that diverged at once have nothing to show."""
+    begun = [folder for folder in labels if RunFolder(folder).read_history()]
+    if begun:
+        _write(begun, output, targets=targets, labels=labels, title=title, tables=tables)
+
+
+def _write(runs: Sequence[Path], output: Path, **options: Any) -> None:
     with complain.status("report") as status:
-        notes = write_report(
-            runs,
-            output,
-            targets=sorted(targets),
-            labels=labels,
-            title=title,
-            tables=tables,
-            watch=lambda doing: status.update(f"report: {doing}"),
-        )
+        notes = write_report(runs, output, watch=lambda doing: status.update(f"report: {doing}"), **options)
     for note in notes:
         complain.print(f"[yellow]note:[/] {escape(note)}", highlight=False)
     console.print(f"Report: {escape(str(output))}", highlight=False, soft_wrap=True)

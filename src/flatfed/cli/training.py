@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
-from flatfed.cli.report import report_on
+from flatfed.cli.report import end_with_report
 from flatfed.cli.terminal import (
     RUNS,
     Assignments,
@@ -193,8 +193,7 @@ def _compare(
     _print_rows(rows, target, len(test[0]) if test else 0)
     console.print(f"Run folders: {runs}")
     labels = {run_folder(each.config(base, seed), runs): each.label for each in contestants for seed in seeds}
-    there = [folder for folder in labels if (folder / "config.json").exists()]
-    report_on(there, runs / "report.html", targets=[target], labels=labels)
+    end_with_report(labels, runs / "report.html", targets=[target])
 
 
 def _print_rows(rows: Sequence[Row], target: float, test_samples: int) -> None:

@@ -79,7 +79,12 @@ def hessian(comparison: Comparison) -> Content:
         largest = _spread(results, lambda each: each["global"]["eigenvalues"][0])
         trace = _spread(results, lambda each: each["global"]["trace"])
         error = _spread(results, lambda each: each["global"]["trace_error"])
-        local = [max(client["eigenvalues"]) for each in results for client in each.get("clients") or []]
+        local = [
+            value
+            for each in results
+            for client in each.get("clients") or []
+            if (value := number(client["eigenvalues"][0])) is not None
+        ]
         if local:
             boxes.append(quantile_box(place, method.label, local))
         mean = Spread.of(local).mean if local else None

@@ -54,8 +54,8 @@ def write_report(
 ) -> list[str]:
     """Writes the report on run folders, or folders of them, and returns what it had to leave out.
 
-    `targets` are accuracies to count rounds to, besides the usual ones; `labels` names for runs; `tables` come
-    before the runs' own; `watch` is told what is being done.
+    `targets` are accuracies to count rounds to, besides the usual ones; `labels` are names for runs;
+    `tables` come before the runs' own; `watch` is told what is being done.
     """
     watch("reading runs")
     records = [read_run(folder) for folder in find_runs(paths)]
@@ -79,7 +79,6 @@ def write_report(
             title=title or _title(parts),
             parts=parts,
             tables=tables,
-            records=records,
             figures=json.dumps(figures, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
             plotly=_plotly(),
             style=(HERE / "page.css").read_text(encoding="utf-8"),

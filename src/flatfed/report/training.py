@@ -49,16 +49,16 @@ def summary(comparison: Comparison, targets: Sequence[float], test_samples: int 
     """One line for each method: what it reached and what it cost."""
     keys = comparison.history_keys()
     several = max(len(method.counted) for method in comparison.methods) > 1
-    columns = ["method", "seeds", "rounds"]
+    columns = ["method"]
     if ACCURACY in keys:
         columns += ["accuracy %", "best %"]
         columns += [f"rounds to {target:.4g} %" for target in (100 * each for each in targets)]
     else:
         columns += [_title(key).lower() for key in _metrics(keys)]
-    columns += ["clients' deviation %", "MB down", "MB up", "gradients", "seconds"]
+    columns += ["clients' deviation %", "MB down", "MB up", "gradients", "seconds", "rounds", "seeds"]
     rows = []
     for method in comparison.methods:
-        row = [cell(method.label), _seeds(method), cell(float(_rounds(method)), 0)]
+        row = [cell(method.label)]
         if ACCURACY in keys:
             row += [cell(method.final(ACCURACY), 2, 100), cell(method.best(ACCURACY), 2, 100)]
             row += [_reached(method, target) for target in targets]
@@ -67,6 +67,7 @@ def summary(comparison: Comparison, targets: Sequence[float], test_samples: int 
         row.append(cell(spread(_deviation(run) for run in method.counted), 1, 100))
         row += [amount(_last(method.total(key)), 1 / MEGABYTE) for key in ("bytes_down", "bytes_up")]
         row += [cell(_last(method.total("gradient_evaluations")), 0), cell(_last(method.total("seconds")), 1)]
+        row += [cell(float(_rounds(method)), 0), _seeds(method)]
         rows.append(row)
     notes = ["Mean ± standard deviation over seeds, at the last round." if several else "At the last round."]
     best = max((found.mean for m in comparison.methods if (found := m.final(ACCURACY))), default=None)
@@ -413,10 +414,11 @@ def toml(config: Mapping[str, Any]) -> str | None:
     """The config as a file for `flatfed run`; None for a run from Python, whose data and model it lacks."""
     if "data" not in config:
         return None
-    lines = []
-    for table, values in config.items():
+    tables = {key: value for key, value in config.items() if isinstance(value, Mapping)}
+    lines = [f"{key} = {_toml_value(value)}" for key, value in config.items() if key not in tables and value]
+    for table, values in tables.items():
         lines.append(f"[{table}]")
-        known = values | ({"batch_size": "full"} if values.get("batch_size", 1) is None else {})
+        known = {**values} | ({"batch_size": "full"} if values.get("batch_size", 1) is None else {})
         lines += [f"{key} = {_toml_value(value)}" for key, value in known.items() if value is not None]
         lines.append("")
     return "\n".join(lines)
