@@ -105,7 +105,9 @@ def test_compare_prints_a_row_for_each_algorithm(tmp_path):
     assert re.search(r"fedsam:radius=0\.05,lr=0\.2\s.*0\.2", done.stdout)
     assert "2 seeds" in done.stdout
     assert "355 test samples" in done.stdout
-    assert len(list(tmp_path.iterdir())) == 4
+    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 4
+    assert f"Report: {tmp_path / 'report.html'}" in done.stdout
+    assert (tmp_path / "report.html").is_file()
 
 
 def bytes_up(folder: Path) -> set[int]:

@@ -230,6 +230,18 @@ class RunFolder:
         except OSError:
             raise FlatfedError(f"{self.path}: another process is running it; wait or stop that one") from None
 
+    def is_running(self) -> bool:
+        """Whether a process has taken the folder."""
+        path = self.checkpoints / LOCK
+        if fcntl is None or not path.exists():
+            return False
+        with path.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return True
+        return False
+
     def close(self) -> None:
         if self._locked is not None:
             self._locked.close()
