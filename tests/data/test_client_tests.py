@@ -211,6 +211,15 @@ def test_without_client_tests_nothing_is_said_about_them():
     assert "test_accuracy" not in run.per_client[0]
 
 
+def test_a_metric_in_percent_has_no_spread(tmp_path):
+    percent = {"accuracy": lambda outputs, targets: 100 * (outputs.argmax(1) == targets).double().mean()}
+    federation = Federation.from_tensors(CLIENTS)
+    options = {"rounds": 1, "metrics": percent, "evaluate_clients": True, "folder": tmp_path}
+    run = ff.train(torch.nn.Linear(3, 4), federation, ff.fedavg(), **options)
+    assert max(client["accuracy"] for client in run.per_client) > 1
+    assert run.client_spreads == RunFolder(tmp_path).read_clients() == {}
+
+
 @pytest.mark.parametrize(
     ("make", "complaint"),
     [

@@ -27,13 +27,13 @@ class ClientSpread:
 
 
 def client_spreads(per_client: Sequence[Mapping[str, Any]]) -> dict[str, ClientSpread]:
-    """The spread of what `evaluate_clients` found, on "train" and, if clients have some, "test" data."""
-    prefixes = {"train": "", "test": "test_"}
-    return {
-        name: ClientSpread.of(
-            [client[f"{prefix}accuracy"] for client in per_client],
-            [client[f"{prefix}samples"] for client in per_client],
-        )
-        for name, prefix in prefixes.items()
-        if per_client and f"{prefix}accuracy" in per_client[0]
-    }
+    """The spread of what `evaluate_clients` found, on "train" and, if clients have some, "test" data.
+
+    A metric that is called accuracy but is not a share of the samples has none.
+    """
+    spreads = {}
+    for name, prefix in (("train", ""), ("test", "test_")):
+        found = [client[f"{prefix}accuracy"] for client in per_client if f"{prefix}accuracy" in client]
+        if found and all(0 <= accuracy <= 1 for accuracy in found):
+            spreads[name] = ClientSpread.of(found, [client[f"{prefix}samples"] for client in per_client])
+    return spreads
