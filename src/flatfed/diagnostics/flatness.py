@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flatfed.core.algorithm import unit
 from flatfed.core.sampling import batches
+from flatfed.core.types import Count, Positive
 from flatfed.data.federation import Samples
 from flatfed.diagnostics.subject import Subject, Tick, silent
 
@@ -25,9 +26,9 @@ def one_step_sharpness(subject: Subject, samples: Samples, radius: float) -> flo
 def sharpness(
     subject: Subject,
     *,
-    radius: float | None = None,
-    samples: int | None = 5000,
-    clients: int | None = 10,
+    radius: Positive | None = None,
+    samples: Count | None = 5000,
+    clients: Count | None = 10,
     tick: Tick = silent,
 ) -> dict[str, Any]:
     """The sharpness of the global loss and of some clients' own losses, at the global model.
@@ -79,7 +80,7 @@ ESTIMATES: Mapping[str, Estimate] = {
 
 
 def perturbation(
-    subject: Subject, *, samples: int | None = 5000, clients: int | None = 10, tick: Tick = silent
+    subject: Subject, *, samples: Count | None = 5000, clients: Count | None = 10, tick: Tick = silent
 ) -> dict[str, Any]:
     """The cosine of each estimated ascent direction to the true gradient of the global loss.
 

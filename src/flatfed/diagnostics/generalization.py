@@ -8,6 +8,7 @@ from typing import Any
 
 from flatfed.core.errors import FlatfedError
 from flatfed.core.sampling import cohort
+from flatfed.core.types import Count
 from flatfed.diagnostics.subject import Subject, Tick, silent
 
 
@@ -18,7 +19,7 @@ def seen_clients(subject: Subject) -> list[int]:
     return sorted({client for number in rounds for client in cohort(subject.settings, population, number)})
 
 
-def generalization(subject: Subject, *, samples: int | None = None, tick: Tick = silent) -> dict[str, Any]:
+def generalization(subject: Subject, *, samples: Count | None = None, tick: Tick = silent) -> dict[str, Any]:
     """Loss and metrics on the participants' training data, on the test data and on unseen clients' data.
 
     "train" pools the clients that have taken part (everybody's before the first round), "unseen_clients"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from flatfed.core import random
 from flatfed.core.errors import FlatfedError
 from flatfed.core.flat import Layout
+from flatfed.core.types import Count, Positive, Seed
 from flatfed.data.federation import Samples
 from flatfed.diagnostics.subject import Subject, Tick, examine_folder, silent
 
@@ -65,11 +66,11 @@ def losses_on_plane(
 def surface(
     subject: Subject,
     *,
-    points: int = 21,
-    extent: float = 1.0,
-    dimensions: int = 2,
-    samples: int | None = 1000,
-    seed: int = 0,
+    points: Count = 21,
+    extent: Positive = 1.0,
+    dimensions: Literal[1, 2] = 2,
+    samples: Count | None = 1000,
+    seed: Seed = 0,
     tick: Tick = silent,
 ) -> dict[str, Any]:
     """The training and test loss at x + a d₁ + b d₂, `points` in each direction over ±`extent`.
@@ -77,8 +78,6 @@ def surface(
     The papers' pictures have 51 points and all samples. `dimensions=1` stays on d₁ (b = 0). Use one seed for
     all methods that are compared.
     """
-    if dimensions not in {1, 2}:
-        raise FlatfedError(f"dimensions = {dimensions}: must be 1 or 2")
     model, layout = subject.model, subject.engine.plan.layout
     raw = random_directions(len(model), 2, seed).to(model)
     first, second = (filter_normalised(layout, direction, model) for direction in raw)
@@ -105,9 +104,9 @@ def line(
     subject: Subject,
     *,
     other: str = "",
-    points: int = 21,
-    beyond: float = 0.25,
-    samples: int | None = 2000,
+    points: Count = 21,
+    beyond: Positive = 0.25,
+    samples: Count | None = 2000,
     tick: Tick = silent,
 ) -> dict[str, Any]:
     """Losses on the straight line from this run's model (position 0) to another's (position 1).
@@ -158,9 +157,9 @@ def widest_plane(displacements: Tensor) -> Tensor:
 def plane(
     subject: Subject,
     *,
-    clients: int | None = 10,
-    points: int = 21,
-    samples: int | None = 1000,
+    clients: Count | None = 10,
+    points: Count = 21,
+    samples: Count | None = 1000,
     tick: Tick = silent,
 ) -> dict[str, Any]:
     """The training loss on the plane through the global model that is nearest to the clients' models.

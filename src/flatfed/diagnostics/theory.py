@@ -40,6 +40,7 @@ from torch import Tensor
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.sampling import batches
 from flatfed.core.settings import Settings
+from flatfed.core.types import Count
 from flatfed.diagnostics.hessian import products, top_eigenvalues
 from flatfed.diagnostics.subject import Subject, Tick, silent
 
@@ -163,7 +164,7 @@ def estimated_constants(
 
 
 def theory(
-    subject: Subject, *, clients: int | None = 10, rounds: int | None = None, tick: Tick = silent
+    subject: Subject, *, clients: Count | None = 10, rounds: Count | None = None, tick: Tick = silent
 ) -> dict[str, Any]:
     """Estimated constants and the bounds that they give; the measured discrepancy is global_stability's."""
     constants = estimated_constants(subject, clients, tick=tick)
