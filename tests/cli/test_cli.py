@@ -61,7 +61,7 @@ def test_run_writes_a_complete_folder_and_a_second_run_reuses_it(tmp_path):
     history = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
     assert [record["round"] for record in history] == [1, 2, 3]
     assert json.loads((folder / "environment.json").read_text())["versions"]["torch"]
-    assert len(json.loads((folder / "clients.json").read_text())) == 100
+    assert len(json.loads((folder / "clients.json").read_text())["clients"]) == 100
     before = (folder / "model.safetensors").stat().st_mtime_ns
     again = flatfed("run", EXAMPLE, *SHORT, "--folder", folder)
     assert again.returncode == 0

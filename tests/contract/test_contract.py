@@ -277,7 +277,7 @@ DIMENSIONS = Dimensions(PARAMETERS, (FEATURES,))
 def test_server_state_is_kept_as_declared(name, dtype, path):
     run, algorithm = observed(name, path, dtype).run, ff.build(name)
     first = initial_state(algorithm.server_vectors, DIMENSIONS, flat(Network(dtype)))
-    shapes = {vector.name: (DIMENSIONS.length(vector.size),) for vector in algorithm.server_vectors}
+    shapes = {vector.name: (DIMENSIONS.length(vector),) for vector in algorithm.server_vectors}
     assert {key: tuple(value.shape) for key, value in run.server.items()} == {
         "model": (PARAMETERS,),
         **shapes,
@@ -300,7 +300,7 @@ def test_client_state_is_kept_as_declared(name, dtype, path):
     for client in store.clients():
         vectors = store.read(client, received)
         assert {key: value.shape for key, value in vectors.items()} == {
-            vector.name: (DIMENSIONS.length(vector.size),) for vector in algorithm.client_vectors
+            vector.name: (DIMENSIONS.length(vector),) for vector in algorithm.client_vectors
         }
         assert {value.dtype for value in vectors.values()} == {dtype}
         assert [key for key, value in vectors.items() if torch.equal(value, untouched[key])] == []

@@ -56,11 +56,11 @@ def split_parts(parts):
     return train, parts[-1]
 
 
-def write_cifar10(root: Path, per_file=3, seed=0):
+def write_cifar10(root: Path, per_file=3, seed=0, classes=10):
     folder = root / "cifar-10-batches-bin"
     folder.mkdir(parents=True)
     generator = np.random.default_rng(seed)
-    parts = [images_and_labels(generator, per_file, 10) for _ in CIFAR10_FILES]
+    parts = [images_and_labels(generator, per_file, classes) for _ in CIFAR10_FILES]
     for name, (images, labels) in zip(CIFAR10_FILES, parts, strict=True):
         # Byte by byte, as the format is described: a label, then 1024 red, green and blue pixels by row.
         content = b"".join(
@@ -87,11 +87,11 @@ def write_cifar10_python(root: Path, per_file=3, seed=0):
     return split_parts(parts)
 
 
-def write_cifar100(root: Path, train=5, test=3, seed=0):
+def write_cifar100(root: Path, train=5, test=3, seed=0, classes=100):
     folder = root / "cifar-100-binary"
     folder.mkdir(parents=True)
     generator = np.random.default_rng(seed)
-    parts = [images_and_labels(generator, count, 100) for count in (train, test)]
+    parts = [images_and_labels(generator, count, classes) for count in (train, test)]
     for name, (images, labels) in zip(("train", "test"), parts, strict=True):
         rows = [
             bytes([label // 5, label]) + image.tobytes() for image, label in zip(images, labels, strict=True)
@@ -140,13 +140,13 @@ def write_mnist(folder: Path, train=7, test=4, packed=False, seed=0):
     return tuple(parts)
 
 
-def write_emnist(folder: Path, split="letters", train=60, test=40, packed=True, seed=0):
+def write_emnist(folder: Path, split="letters", train=60, test=40, packed=True, seed=0, classes=None):
     """Returns upright images and classes from 0; the files hold them transposed, letters from 1."""
-    classes, first = {"letters": (26, 1), "balanced": (47, 0), "byclass": (62, 0)}[split]
+    known, first = {"letters": (26, 1), "balanced": (47, 0), "byclass": (62, 0)}[split]
     generator = np.random.default_rng(seed)
     parts = []
     for part, count in (("train", train), ("test", test)):
-        images, labels = images_and_labels(generator, count, classes, (1, 28, 28))
+        images, labels = images_and_labels(generator, count, classes or known, (1, 28, 28))
         columns_first = np.stack([image[0].T for image in images])
         write_idx(folder / f"emnist-{split}-{part}-images-idx3-ubyte", columns_first, packed)
         write_idx(folder / f"emnist-{split}-{part}-labels-idx1-ubyte", labels + first, packed)
@@ -244,11 +244,14 @@ def write_shakespeare(root: Path, roles=4, characters=600, seed=0):
 
 
 def write_everything(root: Path):
-    """A few samples of every data set that the papers' tables use, in the folders where loaders look."""
-    write_cifar10(root, per_file=4)
-    write_cifar100(root, train=20, test=4)
+    """A few samples of every data set that the papers' tables use, in the folders where loaders look.
+
+    Where clients are given test samples like their own, only two classes occur, so that there are some.
+    """
+    write_cifar10(root, per_file=4, classes=2)
+    write_cifar100(root, train=20, test=4, classes=2)
     write_emnist(root / "emnist", "letters", train=80, test=20, packed=False)
-    write_emnist(root / "emnist", "byclass", train=20, test=4, packed=False)
+    write_emnist(root / "emnist", "byclass", train=20, test=4, packed=False, classes=2)
     write_tiny_imagenet(root, train=8, test=2)
     write_femnist(root)
     write_shakespeare(root)

@@ -82,7 +82,9 @@ def test_every_diagnostic_writes_its_file_in_the_agreed_shape(folder, made):
         "y": results["global_stability"]["discrepancy"],
     }
     per_client = json.loads((folder / "clients.json").read_text())
-    assert results["clients"]["accuracy"] == pytest.approx([each["accuracy"] for each in per_client])
+    assert results["clients"]["accuracy"] == pytest.approx(
+        [each["accuracy"] for each in per_client["clients"]]
+    )
 
 
 def test_a_result_is_kept_until_options_or_checkpoint_differ(folder):

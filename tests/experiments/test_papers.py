@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import statistics
 
 import pytest
 from data import fake
@@ -12,11 +14,16 @@ from flatfed import cli
 from flatfed.core.errors import FlatfedError
 from flatfed.experiments import config as config_module
 from flatfed.experiments.compare import is_complete, run_folder
-from flatfed.experiments.papers import tables
+from flatfed.experiments.config import with_assignments
+from flatfed.experiments.papers import sweeps, tables
 from flatfed.experiments.papers.presets import ALIASES, METHODS, cells, checked, small
 from flatfed.experiments.papers.reproduce import chosen_cells, seeded
 
-TABLES = [name for name in tables() if not name.startswith("fedsynsam/")]
+TABLES = [
+    name
+    for name, content in tables().items()
+    if not name.startswith("fedsynsam/") and "diagnostic" not in content
+]
 
 
 def cell(table, block, method, swept=None):
@@ -217,9 +224,77 @@ def test_a_round_to_a_target_lies_within_the_run():
 
 def test_tables_that_need_compression_say_so():
     for table in tables():
-        if table not in TABLES:
+        if table.startswith("fedsynsam/"):
             with pytest.raises(FlatfedError, match="compressed uploads"):
                 cells(table)
+
+
+def test_figures_that_show_no_accuracies_say_what_they_show():
+    listed = " ".join(CliRunner().invoke(cli.app, ["reproduce"]).stdout.replace("│", " ").split())
+    figures = {table: content for table, content in tables().items() if "diagnostic" in content}
+    assert set(figures) == {"fedsagd/figure1", "fedsagd/figure2", "fedsagd/figure3"}
+    for table, content in figures.items():
+        with pytest.raises(FlatfedError, match="not accuracies but") as caught:
+            cells(table)
+        assert content["diagnostic"] in str(caught.value)
+        assert f"{content['title']} (a diagnostic, not accuracies: " in listed
+
+
+@pytest.mark.parametrize(
+    ("figure", "repeated"), [("fedswa/figure1", "fedswa/table3"), ("fednsam/figure2", "fednsam/table4")]
+)
+def test_captions_repeat_cells_of_a_table(figure, repeated):
+    for each in cells(figure):
+        same = [other for other in cells(repeated) if other.config == each.config]
+        assert same and {other.method for other in same} == {each.method}
+        assert {other.printed["acc"] for other in same} == {each.printed["acc"]}
+
+
+def test_the_captions_of_fedsam_contradict_its_table():
+    for each in cells("fedsam/figure4"):
+        (other,) = (
+            other
+            for other in cells("fedsam/table1")
+            if other.config == each.config and other.method == each.method
+        )
+        assert other.printed["val_acc"] != each.printed["val_acc"]
+        assert f"{other.printed['val_acc']:.2f}" in " ".join(tables()["fedsam/figure4"]["notes"])
+
+
+# -- step sizes -------------------------------------------------------------------------------------------
+
+
+def test_every_step_size_says_where_it_comes_from():
+    for table in TABLES:
+        for each in cells(table):
+            assert each.origin.partition(":")[0] in {"paper", "released code", "not stated"}
+    assert cell("fedsagd/table2", 2, "FedAvg").origin == "paper"
+    assert cell("fednsam/table3", 0, "FedNSAM").origin == "paper"
+    assert cell("fednsam/table2", 0, "FedNSAM").origin.startswith("released code: ")
+    assert cell("fedsagd/table15", 0, "FedSAGD").origin.startswith("not stated: ")
+
+
+def test_what_sweeps_found_is_used_only_when_asked_for():
+    for found in sweeps():
+        for table in found["tables"]:
+            chosen = [each for each in cells(table) if each.dataset == found["dataset"]]
+            assert set(found["best"]) <= {each.method for each in chosen}
+            for each in chosen:
+                if each.method not in found["best"]:
+                    continue
+                (tuned,) = chosen_cells(table, [each.method], each.title, tuned=True)
+                assert tuned.origin == f"flatfed sweep: {found['origin']}"
+                assert tuned.config == with_assignments(each.config, found["best"][each.method])
+                assert checked(tuned).training.lr == tuned.config["training"]["lr"]
+                (plain,) = chosen_cells(table, [each.method], each.title)
+                assert plain == each
+
+
+def test_a_step_size_of_ones_own_is_nobody_elses():
+    (changed,) = chosen_cells(
+        "fedsagd/table2", ["FedAvg"], "EMNIST-L", assignments=["training.lr=0.5"], tuned=True
+    )
+    assert (changed.origin, changed.config["training"]["lr"]) == ("--set", 0.5)
 
 
 # -- running them -----------------------------------------------------------------------------------------
@@ -313,6 +388,81 @@ def test_only_and_methods_choose_cells(folder):
     assert len(list((folder / "own").iterdir())) == 4
 
 
+def test_tuned_step_sizes_are_shown_with_their_origin(folder):
+    which = ["--only", "EMNIST-L", "--methods", "FedAvg", "--seeds", "1", "--tuned"]
+    arguments = ["reproduce", "fedsagd/table2", "--scale", "small", *which, "--runs", str(folder / "tuned")]
+    done = CliRunner().invoke(cli.app, arguments)
+    assert done.exit_code == 0, done.output
+    (tuned,) = chosen_cells("fedsagd/table2", ["FedAvg"], "EMNIST-L", tuned=True)
+    shown = " ".join(done.stdout.split())
+    assert f"{tuned.config['training']['lr']:g} (flatfed sweep)" in shown
+    assert f"lr (flatfed sweep): {tuned.origin.partition(': ')[2]}" in shown
+
+
+def test_deviations_between_clients_stand_beside_the_papers(folder):
+    which = ["--only", "CIFAR-10,", "--methods", "FedSAM", "--seeds", "2"]
+    root = folder / "deviations"
+    arguments = ["reproduce", "fedsam/table1", "--scale", "small", *which, "--runs", str(root)]
+    done = CliRunner().invoke(cli.app, arguments)
+    assert done.exit_code == 0, done.output
+    written = [json.loads((run / "clients.json").read_text()) for run in root.iterdir()]
+    for name, key, printed in (("train", "accuracy", 1.08), ("test", "test_accuracy", 3.87)):
+        deviations = [statistics.pstdev(client[key] for client in each["clients"]) for each in written]
+        chance = statistics.fmean(each["spread"][name]["chance"] for each in written)
+        mean, between = (100 * each(deviations) for each in (statistics.fmean, statistics.stdev))
+        assert f"{printed} | {mean:.1f} ± {between:.1f} ({100 * chance:.1f})" in done.stdout
+
+
+SHRUNK = ("data.clients=4", "data.options.verify=false", "training.participation=0.5", "training.rounds=2")
+
+
+def test_the_cells_of_a_table_can_be_swept(folder):
+    changes = [part for each in SHRUNK for part in ("--set", each)]
+    which = ["--only", "EMNIST-L", "--methods", "FedAvg", "--methods", "FedSAGD", "--seed", "7"]
+    runs = ["--runs", str(folder / "swept")]
+    arguments = ["sweep", "fedsagd/table2", "--grid", "training.lr=0.01,0.1", *which, *changes, *runs]
+    done = CliRunner().invoke(cli.app, arguments)
+    assert done.exit_code == 0, done.output
+    folders = [path for path in (folder / "swept").iterdir() if path.is_dir()]
+    assert sorted(path.name.rpartition("-")[0] for path in folders) == [
+        *["fedavg-seed7"] * 2,
+        *["fedsagd-seed7"] * 2,
+    ]
+    best = [line for line in done.stdout.splitlines() if line.startswith("flatfed reproduce fedsagd/table2")]
+    assert len(best) == 2
+    for line, method in zip(best, ("FedAvg", "FedSAGD"), strict=True):
+        parsed = shlex.split(line)[1:]
+        found = [
+            (config["training"]["lr"], max(json.loads(each)["test_accuracy"] for each in history))
+            for path in folders
+            if path.name.startswith(f"{method.lower()}-")
+            for config in [json.loads((path / "config.json").read_text())]
+            for history in [(path / "history.jsonl").read_text().splitlines()[-1:]]
+        ]
+        assert parsed[parsed.index("--methods") + 1] == method
+        assert float(parsed[-1].partition("=")[2]) in {
+            rate for rate, value in found if value == max(value for _, value in found)
+        }
+        again = CliRunner().invoke(cli.app, [*parsed, "--seeds", "1", *runs])
+        assert again.exit_code == 0 and "1 cells × 1 seeds" in again.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["fedsagd/table2", "--only", "EMNIST-L", "--study", "a"], "study = 'a': names one sweep, not 12"),
+        (["fedsagd/table2", "--methods", "FedSAG"], "did you mean 'FedSAGD'?"),
+        (["fedsagd/figure1"], "fedsagd/figure1: not accuracies but"),
+        (["examples/digits.toml", "--only", "EMNIST-L"], "--methods and --only choose cells of a paper's"),
+    ],
+)
+def test_bad_sweeps_are_one_clear_line(arguments, complaint):
+    done = CliRunner().invoke(cli.app, ["sweep", *arguments, "--grid", "training.lr=0.1"])
+    assert done.exit_code == 2
+    assert complaint in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
 def test_settings_of_a_table_can_be_changed():
     changed = chosen_cells(
         "fednsam/table3", ["FedAvg"], "ViT", 7, "full", ["model.pretrained=weights", "training.lr=0.5"]
@@ -331,6 +481,8 @@ def test_settings_of_a_table_can_be_changed():
         (["fedsagd/table2", "--only", "MNIST-X"], "only = 'MNIST-X': matches no part"),
         (["fedsagd/table2", "--scale", "tiny"], "scale = 'tiny': must be full or small"),
         (["fedsynsam/table2"], "needs compressed uploads"),
+        (["fedsagd/figure3"], "not accuracies but the gap between training and test"),
+        (["fedswa/table2", "--tuned"], "tuned: no sweep is on record for these cells of fedswa/table2"),
     ],
 )
 def test_bad_input_is_one_clear_line(arguments, complaint):

@@ -22,6 +22,8 @@ from flatfed.core.errors import FlatfedError, did_you_mean, one_line
 Options = ParamSpec("Options")
 
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {}
+WIRE = ("compress", "uncompressed")
+"""What may be said of any algorithm, named or composed: how its uploads travel."""
 
 
 def register(make: Callable[Options, Algorithm]) -> Callable[Options, Algorithm]:
@@ -64,20 +66,32 @@ def build(description: str | Mapping[str, Any]) -> Algorithm:
     if isinstance(description, str):
         description = {"name": description}
     if "name" in description:
-        options = {key: value for key, value in description.items() if key != "name"}
-        return build_named(description["name"], options)
-    unknown = sorted(set(description) - set(SLOTS))
+        wire = {key: value for key, value in description.items() if key in WIRE}
+        options = {key: value for key, value in description.items() if key not in {"name", *wire}}
+        named = build_named(description["name"], options)
+        if not wire:
+            return named
+        return _composed(lambda **chosen: replace(named, **chosen), wire)
+    unknown = sorted(set(description) - {*SLOTS, "uncompressed"})
     if unknown:
-        raise FlatfedError(f"algorithm.{unknown[0]}: unknown; {did_you_mean(unknown[0], [*SLOTS, 'name'])}")
+        known = [*SLOTS, "uncompressed", "name"]
+        raise FlatfedError(f"algorithm.{unknown[0]}: unknown; {did_you_mean(unknown[0], known)}")
+    return _composed(Algorithm, description)
+
+
+def _composed(make: Callable[..., Algorithm], description: Mapping[str, Any]) -> Algorithm:
     chosen: dict[str, Any] = {}
     for slot, filling in description.items():
-        if slot == "correct":
+        if slot == "uncompressed":
+            names = filling if isinstance(filling, list | tuple) else [filling]
+            chosen[slot] = tuple(str(name) for name in names)
+        elif slot == "correct":
             several = filling if isinstance(filling, list | tuple) else [filling]
             chosen[slot] = tuple(_build_part(slot, one) for one in several)
         else:
             chosen[slot] = _build_part(slot, filling)
     try:
-        return Algorithm(**chosen)
+        return make(**chosen)
     except ImpossibleComposition as reason:
         raise FlatfedError(f"algorithm: {reason}") from None
 
@@ -104,6 +118,8 @@ def _build_part(slot: str, description: Any) -> Part:
         raise FlatfedError(f"algorithm.{slot}.part = {name!r}: unknown; {hint}")
     kind = known[name]
     options = {key: value for key, value in description.items() if key != "part"}
+    if "of" in options:  # a part around another of its slot
+        options["of"] = _build_part(slot, options["of"])
     try:
         return kind(**options)
     except ValidationError as error:

@@ -13,9 +13,11 @@ from typing import Annotated, Any, ParamSpec
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from flatfed.core.algorithm import Work
 from flatfed.core.errors import DivergedError, FlatfedError
+from flatfed.experiments.run import Progress as RoundProgress
 
 app = typer.Typer(
     help="Federated learning that finds flat, stable minima.",
@@ -33,6 +35,11 @@ Assignments = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. training.lr=0.05. Repeatable."),
 ]
+Methods = Annotated[
+    list[str] | None,
+    typer.Option("--methods", help="Only this method, as the paper calls it. Repeatable."),
+]
+Only = Annotated[str | None, typer.Option(help="Only parts whose title contains this, e.g. EMNIST-L.")]
 Root = Annotated[Path, typer.Option("--runs", help="Where run folders live.")]
 RUNS = Path("runs")
 
@@ -84,12 +91,41 @@ def round_progress() -> Iterator[Progress]:
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("rounds"),
+        TextColumn("{task.fields[unit]}"),
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
     with Progress(*columns, console=Console(stderr=True)) as progress:
         yield progress
+
+
+class Watcher:
+    """A run's callback that moves a bar with its rounds, and shows the server's own work as another bar.
+
+    `before` is where the bar stands when the run is at round 0; None moves it on from where it is.
+    """
+
+    def __init__(self, progress: Progress, task: TaskID, prefix: str = "", before: int | None = None) -> None:
+        self.progress, self.task, self.prefix, self.before = progress, task, prefix, before
+        self._own_work: TaskID | None = None
+
+    def __call__(self, now: RoundProgress) -> None:
+        if self._own_work is not None:
+            self.progress.remove_task(self._own_work)
+            self._own_work = None
+        note = self.prefix + describe_round(now.record)
+        if self.before is None:
+            self.progress.update(self.task, advance=1, note=note)
+        else:
+            self.progress.update(self.task, completed=self.before + now.round, note=note)
+
+    def work(self, work: Work) -> None:
+        if work.total == 1:
+            return
+        if self._own_work is None:
+            self._own_work = self.progress.add_task("server", total=work.total, note="", unit="iterations")
+        loss = f"matching loss {work.record['matching_loss']:.3f}" if "matching_loss" in work.record else ""
+        self.progress.update(self._own_work, completed=work.done, note=loss)
 
 
 def describe_round(record: Mapping[str, Any]) -> str:

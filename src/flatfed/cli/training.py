@@ -11,10 +11,12 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
+from flatfed.algorithms import WIRE
 from flatfed.cli.terminal import (
     RUNS,
     Assignments,
     Root,
+    Watcher,
     command,
     complain,
     console,
@@ -23,12 +25,11 @@ from flatfed.cli.terminal import (
 )
 from flatfed.core.errors import DivergedError, FlatfedError
 from flatfed.core.settings import Settings
-from flatfed.experiments.compare import Contestant, Row, compare, is_complete, run_folder
+from flatfed.experiments.compare import ClientRow, Contestant, Row, compare, is_complete, run_folder
 from flatfed.experiments.config import Config, with_assignments
 from flatfed.experiments.demo import DEMO_BASE, DEMO_CONTESTANTS, DEMO_SEEDS, DEMO_TARGET
 from flatfed.experiments.record import RunFolder, read_json
 from flatfed.experiments.run import Callback, Run
-from flatfed.experiments.run import Progress as RoundProgress
 
 
 @command
@@ -97,7 +98,9 @@ def compare_(
     """Run several algorithms on the same data, clients and batches."""
     base = dict(Config.read(config).model_dump(exclude_unset=True)) if config else DEMO_BASE
     for assignment in assignments or []:
-        if assignment.startswith(("algorithm", "training.seed")):
+        table, _, key = assignment.partition("=")[0].strip().partition(".")
+        compressed = table == "algorithm" and key.partition(".")[0] in WIRE
+        if (table == "algorithm" and not compressed) or (table, key) == ("training", "seed"):
             raise FlatfedError(
                 f"--set {assignment}: name the algorithms and their options as arguments, and use --seeds"
             )
@@ -112,18 +115,20 @@ def _run(config: Config, folder: Path) -> None:
     federation = config.make_federation()
     with round_progress() as progress:
         name = config.make_algorithm().name
-        task = progress.add_task(name, total=config.training.rounds, note="")
-
-        def watch(now: RoundProgress) -> None:
-            progress.update(task, completed=now.round, note=describe_round(now.record))
-
-        finished = config.run(federation, folder, [watch])
+        task = progress.add_task(name, total=config.training.rounds, note="", unit="rounds")
+        finished = config.run(federation, folder, [Watcher(progress, task, before=0)])
     _report_run(finished, folder)
 
 
 def _report_run(finished: Run, folder: Path) -> None:
     last = finished.history[-1]
     console.print(f"{finished.algorithm.name}: {last['round']} rounds, {describe_round(last)}")
+    for name, spread in finished.client_spreads.items():
+        console.print(
+            f"clients' own {name} data: mean accuracy {spread.mean:.1%}, deviation between clients "
+            f"{100 * spread.deviation:.1f} points; chance alone gives {100 * spread.chance:.1f}",
+            highlight=False,
+        )
     console.print(f"clients were trained by the {finished.path} path: {finished.path_reason}")
     console.print(f"run folder: {folder}")
 
@@ -148,15 +153,12 @@ def _compare(
     failures: list[str] = []
     with round_progress() as progress:
         total = base["training"]["rounds"] if "training" in base and "rounds" in base["training"] else 0
-        overall = progress.add_task("all runs", total=total * len(contestants) * len(seeds), note="")
+        overall = progress.add_task(
+            "all runs", total=total * len(contestants) * len(seeds), note="", unit="rounds"
+        )
 
         def watch(contestant: Contestant, seed: int) -> Callback:
-            note = f"{contestant.label}, seed {seed}"
-
-            def update(now: RoundProgress) -> None:
-                progress.update(overall, advance=1, note=f"{note}: {describe_round(now.record)}")
-
-            return update
+            return Watcher(progress, overall, f"{contestant.label}, seed {seed}: ")
 
         def failed(contestant: Contestant, seed: int, error: DivergedError) -> None:
             failures.append(f"{contestant.label}, seed {seed}: {error}")
@@ -185,15 +187,18 @@ def _print_rows(rows: Sequence[Row], target: float, test_samples: int) -> None:
         some = f" ({row.reached} of {row.seeds})" if row.reached < row.seeds else ""
         return row.rounds_to_target.text(0) + some
 
-    def deviation(row: Row) -> str:
-        return f"{row.client_deviation.text(1, 100)} ({100 * row.chance_deviation:.1f})"
-
     results: dict[str, Callable[[Row], str]] = {
         "lr": lambda row: f"{row.lr:g}",
         "accuracy %": lambda row: row.accuracy.text(1, 100),
         f"rounds\nto {target:.0%}": rounds,
-        "deviation between\nclients % (chance)": deviation,
+        "deviation between\nclients % (chance)": lambda row: _deviation(row.clients),
     }
+    if any(row.client_tests for row in rows):
+        results |= {
+            "clients'\ntests %": lambda row: row.client_tests.mean.text(1, 100) if row.client_tests else "–",
+            "their deviation\n% (chance)": lambda row: _deviation(row.client_tests),
+        }
+    wide = 165 if any(row.client_tests for row in rows) else 120
     costs: dict[str, Callable[[Row], str]] = {
         "MB down": lambda row: row.megabytes_down.text(1),
         "MB up": lambda row: row.megabytes_up.text(1),
@@ -201,7 +206,7 @@ def _print_rows(rows: Sequence[Row], target: float, test_samples: int) -> None:
         "seconds": lambda row: row.seconds.text(1),
     }
     # A narrow terminal gets two tables rather than one that is cut off.
-    for columns in [results | costs] if console.width >= 120 else [results, costs]:
+    for columns in [results | costs] if console.width >= wide else [results, costs]:
         table = Table()
         table.add_column("algorithm", no_wrap=True)
         for header in columns:
@@ -217,6 +222,10 @@ def _print_rows(rows: Sequence[Row], target: float, test_samples: int) -> None:
         "(one standard error) whatever the seeds say; differences of that size may be luck.\n"
         "MB: traffic of the whole run, all participants. gradients: minibatch gradients of the whole run. "
         "deviation: of the global model's accuracy on each client's own data; in brackets what chance alone "
-        "gives for clients this small.",
+        "gives for clients this small. clients' tests: the mean over clients on test samples like their own.",
         highlight=False,
     )
+
+
+def _deviation(row: ClientRow | None) -> str:
+    return row.deviation_text if row else "–"

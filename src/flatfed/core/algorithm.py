@@ -7,15 +7,16 @@ state goes in and comes out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from flatfed.core.errors import FlatfedError
 from flatfed.core.flat import Layout
-from flatfed.core.state import State, Vector
+from flatfed.core.state import Dimensions, State, Vector
 
 Carry = dict[str, Tensor]
 
@@ -29,6 +30,10 @@ class Oracle(Protocol):
         self, point: Tensor, shift: Callable[..., Tensor], parameters: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Gradients for the point and for the parameters of a map applied to the batch's inputs."""
+        ...
+
+    def elsewhere(self, point: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        """The gradient on samples that are not the client's own, ready for the model: inputs [B, …]."""
         ...
 
 
@@ -68,6 +73,30 @@ class Cohort:
     """The mean of the participants' Σ η_k."""
 
 
+@dataclass(frozen=True)
+class ServerContext:
+    """What a part may know while the server works by itself."""
+
+    round: int
+    """Rounds finished so far."""
+    seed: int
+    dimensions: Dimensions
+    population: int
+    total_rate: float
+    """Σ η_k of a typical client in the round that comes next."""
+    loss: Callable[[Tensor, Tensor, Tensor], Tensor]
+    """The loss of a flat model [P] on inputs and targets, differentiable as often as needed."""
+
+
+class Work(NamedTuple):
+    """A piece of the server's own work: the vectors that it changed, what to record, and how far it is."""
+
+    server: dict[str, Tensor]
+    record: dict[str, float] = {}
+    done: int = 1
+    total: int = 1
+
+
 class Finish(NamedTuple):
     """What a client keeps and what it sends, by name."""
 
@@ -79,6 +108,11 @@ class Part:
     """One ingredient. Everything has a neutral default, so a part overrides only what it is about."""
 
     slot: ClassVar[str]
+    needs_float_inputs: ClassVar[bool] = False
+    needs_classes: ClassVar[bool] = False
+    """Whether targets must be class labels."""
+    works_alone: ClassVar[bool] = False
+    """Whether the server has work of its own to do, in `before_round` or `refine`."""
 
     @property
     def reads_displacement(self) -> bool:
@@ -129,6 +163,17 @@ class Part:
         """The part's server vectors after the round, from the mean uploads."""
         return {}
 
+    def before_round(self, server: State, context: ServerContext) -> Iterator[Work]:
+        """What the server does by itself before a round, in pieces; a run may be stopped between them.
+
+        What is left to do must follow from the server's vectors, so that it goes on where it stopped.
+        """
+        return iter(())
+
+    def refine(self, server: State, context: ServerContext) -> dict[str, Tensor]:
+        """What the server changes by itself at the end of a round, after its rule."""
+        return {}
+
 
 class Start(Part):
     """Where does local training begin? Here: at the global model."""
@@ -144,7 +189,6 @@ class Gradient(Part):
     """Which gradient drives the step? Here: the one at the local model."""
 
     slot = "gradient"
-    needs_float_inputs: ClassVar[bool] = False
 
     @property
     def evaluations(self) -> int:
@@ -196,7 +240,53 @@ class Server(Part):
         return {"model": plus_shift(server["model"] + displacement, shift)}
 
 
-SLOTS: dict[str, type[Part]] = {kind.slot: kind for kind in (Start, Gradient, Correction, Schedule, Server)}
+class Synthetic(Part):
+    """What stands for the clients' data on the server, and then with everybody? Here: nothing."""
+
+    slot = "synthetic"
+
+
+class Compressor(Part):
+    """What goes up the wire? Here: the vectors as they are.
+
+    One that `remembers` keeps a vector on each client for every upload: `target` is what is encoded given
+    that memory, `memory` what is kept after it was sent. One that `estimates` keeps the mean upload of the
+    whole population on the server, and the participants only bring it up to date.
+    """
+
+    slot = "compress"
+    remembers: ClassVar[bool] = False
+    estimates: ClassVar[bool] = False
+
+    def encode(self, vector: Tensor, generator: torch.Generator) -> bytes:
+        """A vector [P] as the bytes that travel; draws come from the generator alone."""
+        return vector.detach().cpu().contiguous().numpy().tobytes()
+
+    def decode(self, payload: bytes, size: int, dtype: torch.dtype) -> Tensor:
+        """The vector [size] that the receiver sees; a payload that cannot be right is refused."""
+        expected = size * dtype.itemsize
+        if len(payload) != expected:
+            raise FlatfedError(
+                f"payload: {len(payload)} bytes where {expected} belong; it was cut or damaged"
+            )
+        vector = torch.frombuffer(bytearray(payload), dtype=dtype) if size else torch.empty(0, dtype=dtype)
+        if not bool(torch.isfinite(vector).all()):
+            raise FlatfedError("payload: it holds numbers that are not finite; it was damaged")
+        return vector
+
+    def target(self, vector: Tensor, memory: Tensor) -> Tensor:
+        return vector
+
+    def memory(self, target: Tensor, decoded: Tensor, memory: Tensor) -> Tensor:
+        return memory
+
+    def estimate(self, estimate: Tensor, mean: Tensor, cohort: Cohort) -> Tensor:
+        return mean
+
+
+SLOTS: dict[str, type[Part]] = {
+    kind.slot: kind for kind in (Start, Gradient, Correction, Schedule, Server, Synthetic, Compressor)
+}
 
 
 def plus_shift(model: Tensor, shift: Tensor | None) -> Tensor:
@@ -216,6 +306,10 @@ class Algorithm:
     correct: Correction | tuple[Correction, ...] = ()
     schedule: Schedule = Schedule()
     server: Server = Server()
+    synthetic: Synthetic = Synthetic()
+    compress: Compressor = Compressor()
+    uncompressed: tuple[str, ...] = ()
+    """Uploads that travel as they are, whatever the compressor."""
     name: str = "custom"
     options: dict[str, Any] = field(default_factory=dict, compare=False)
     made_of: tuple[Part, ...] = field(default=(), compare=False, repr=False)
@@ -237,7 +331,8 @@ class Algorithm:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        return (self.start, self.gradient, *self.corrections, self.schedule, self.server)
+        """What makes it this algorithm; how uploads are compressed is independent of that."""
+        return (self.start, self.gradient, *self.corrections, self.schedule, self.server, self.synthetic)
 
     @property
     def client_parts(self) -> tuple[Gradient | Correction, ...]:
@@ -246,11 +341,13 @@ class Algorithm:
 
     @property
     def server_vectors(self) -> tuple[Vector, ...]:
-        return tuple(vector for part in self.parts for vector in part.server_vectors)
+        estimates = [Vector(estimate_of(name)) for name in self.compressed if self.compress.estimates]
+        return (*(vector for part in self.parts for vector in part.server_vectors), *estimates)
 
     @property
     def client_vectors(self) -> tuple[Vector, ...]:
-        return tuple(vector for part in self.parts for vector in part.client_vectors)
+        memories = [Vector(memory_of(name)) for name in self.compressed if self.compress.remembers]
+        return (*(vector for part in self.parts for vector in part.client_vectors), *memories)
 
     @property
     def broadcast(self) -> tuple[str, ...]:
@@ -263,6 +360,13 @@ class Algorithm:
         return ("displacement", *(name for part in self.parts for name in part.uploads))
 
     @property
+    def compressed(self) -> tuple[str, ...]:
+        """The uploads that pass through the compressor."""
+        if type(self.compress) is Compressor:
+            return ()
+        return tuple(name for name in self.uploads if name not in self.uncompressed)
+
+    @property
     def gradient_evaluations(self) -> int:
         return self.gradient.evaluations
 
@@ -273,15 +377,20 @@ class Algorithm:
 
     def describe(self) -> dict[str, Any]:
         """The algorithm as plain data, from which `flatfed.algorithms.build` makes it again."""
-        if self.name != "custom" and self.made_of == self.parts:
-            return {"name": self.name, **self.options}
         described: dict[str, Any] = {}
+        named = self.name != "custom" and self.made_of == self.parts
+        if named:
+            described |= {"name": self.name, **self.options}
         for slot, kind in SLOTS.items():
             filling = getattr(self, slot)
+            if named and slot != "compress":
+                continue
             if slot == "correct":
                 described[slot] = [describe_part(part) for part in filling]
             elif type(filling) is not kind:
                 described[slot] = describe_part(filling)
+        if self.uncompressed:
+            described["uncompressed"] = list(self.uncompressed)
         return described
 
     def _check_composition(self) -> None:
@@ -307,6 +416,11 @@ class Algorithm:
                         f"{part_name(part)} needs the server vector {name!r}, which no part keeps; "
                         f"{_HOW_TO_KEEP.get(name, 'add a part that does')}"
                     )
+        for name in self.uncompressed:
+            if name not in self.uploads:
+                raise ImpossibleComposition(
+                    f"uncompressed: there is no upload {name!r}; there are {', '.join(self.uploads)}"
+                )
         altering = [part for part in self.parts if part.alters_displacement]
         reading = [part for part in self.parts if part.reads_displacement]
         if altering and reading:
@@ -316,7 +430,20 @@ class Algorithm:
             )
 
 
-_HOW_TO_KEEP = {"momentum": "set server to momentum"}
+def memory_of(upload: str) -> str:
+    """The client vector in which a compressor remembers about an upload."""
+    return f"{upload}_memory"
+
+
+def estimate_of(upload: str) -> str:
+    """The server vector with a compressor's estimate of a mean upload."""
+    return f"{upload}_estimate"
+
+
+_HOW_TO_KEEP = {
+    "momentum": "set server to momentum",
+    "synthetic_inputs": "set synthetic to trajectory_matching",
+}
 
 
 def part_name(part: Part | type[Part]) -> str:
@@ -327,7 +454,13 @@ def part_name(part: Part | type[Part]) -> str:
 
 def describe_part(part: Part) -> dict[str, Any]:
     names: list[str] = [item.name for item in fields(part)] if is_dataclass(part) else []
-    return {"part": part_name(part), **{name: getattr(part, name) for name in names}}
+    values = {name: getattr(part, name) for name in names}
+    return {
+        "part": part_name(part),
+        **{
+            name: describe_part(value) if isinstance(value, Part) else value for name, value in values.items()
+        },
+    }
 
 
 def unit(vector: Tensor) -> Tensor:

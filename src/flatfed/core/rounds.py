@@ -13,7 +13,16 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from flatfed.core.algorithm import Algorithm, ClientContext, Cohort, Oracle
+from flatfed.core import random
+from flatfed.core.algorithm import (
+    Algorithm,
+    ClientContext,
+    Cohort,
+    Compressor,
+    Oracle,
+    estimate_of,
+    memory_of,
+)
 from flatfed.core.state import State
 
 
@@ -82,10 +91,42 @@ def client_round(
     return ClientResult(client, upload, moved, torch.stack(drift))
 
 
+class Sent(NamedTuple):
+    """What a client puts on the wire, what the server makes of it, and what the client remembers of it."""
+
+    payloads: dict[str, bytes]
+    decoded: dict[str, Tensor]
+    memory: dict[str, Tensor]
+
+
+@torch.no_grad()
+def send(
+    algorithm: Algorithm, upload: State, memory: State, seed: int, round_number: int, client: int
+) -> Sent:
+    """One client's uploads [P] through the compressor; the quantizer's noise has a stream of its own."""
+    sent = Sent({}, {}, {})
+    for name, vector in upload.items():
+        compress = algorithm.compress if name in algorithm.compressed else Compressor()
+        kept = memory[memory_of(name)] if compress.remembers else vector
+        target = compress.target(vector, kept)
+        generator = random.torch_generator(seed, f"compress {name}", round_number, client)
+        payload = compress.encode(target, generator)
+        decoded = compress.decode(payload, len(vector), vector.dtype).to(vector.device)
+        sent.payloads[name], sent.decoded[name] = payload, decoded
+        if compress.remembers:
+            sent.memory[memory_of(name)] = compress.memory(target, decoded, kept)
+    return sent
+
+
 @torch.no_grad()
 def server_round(algorithm: Algorithm, server: State, mean: State, cohort: Cohort) -> dict[str, Tensor]:
     """The server's state after a round, from its state before and the participants' mean uploads."""
     merged = dict(server)
+    if algorithm.compress.estimates:
+        mean = dict(mean)
+        for name in algorithm.compressed:
+            mean[name] = algorithm.compress.estimate(server[estimate_of(name)], mean[name], cohort)
+            merged[estimate_of(name)] = mean[name]
     for part in algorithm.parts:
         merged |= part.merge(server, mean, cohort)
     shifts = [shift for part in algorithm.corrections if (shift := part.shift(merged)) is not None]

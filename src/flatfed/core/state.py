@@ -20,13 +20,14 @@ import torch
 from torch import Tensor
 
 State = Mapping[str, Tensor]
-Size = Literal["model", "inputs", "inputs_squared", "channels"]
+Size = Literal["model", "inputs", "inputs_squared", "channels", "classes", "one"]
 
 
 @dataclass(frozen=True)
 class Vector:
     """A named vector that a part keeps on the server or on every client.
 
+    Its length is `count` times what `size` stands for, and `per_class` times the number of classes.
     `initial` is its value before the first use; "model" means the model at that moment: on the server the
     first model, on a client the model it receives the first time it takes part.
     """
@@ -34,6 +35,10 @@ class Vector:
     name: str
     size: Size = "model"
     initial: float | Literal["model"] = 0.0
+    count: int = 1
+    per_class: bool = False
+    sent_once: bool = False
+    """Whether it never changes once it is made, so that it travels to every client only then."""
 
 
 @dataclass(frozen=True)
@@ -42,23 +47,30 @@ class Dimensions:
 
     parameters: int
     input_shape: tuple[int, ...]
+    classes: int = 0
+    """The model's outputs, where targets are class labels."""
 
-    def length(self, size: Size) -> int:
-        inputs = int(np.prod(self.input_shape))
-        lengths = {
+    @property
+    def inputs(self) -> int:
+        return int(np.prod(self.input_shape))
+
+    def length(self, vector: Vector) -> int:
+        lengths: dict[Size, int] = {
             "model": self.parameters,
-            "inputs": inputs,
-            "inputs_squared": inputs**2,
+            "inputs": self.inputs,
+            "inputs_squared": self.inputs**2,
             "channels": self.input_shape[0] if self.input_shape else 1,
+            "classes": self.classes,
+            "one": 1,
         }
-        return lengths[size]
+        return vector.count * (self.classes if vector.per_class else 1) * lengths[vector.size]
 
 
 def initial_state(vectors: Iterable[Vector], dimensions: Dimensions, model: Tensor) -> dict[str, Tensor]:
     return {
         vector.name: model.clone()
         if vector.initial == "model"
-        else model.new_full((dimensions.length(vector.size),), vector.initial)
+        else model.new_full((dimensions.length(vector),), vector.initial)
         for vector in vectors
     }
 
@@ -81,7 +93,7 @@ class ClientStore:
         folder: Path | None = None,
     ) -> None:
         self.vectors = tuple(vectors)
-        self.lengths = [dimensions.length(vector.size) for vector in self.vectors]
+        self.lengths = [dimensions.length(vector) for vector in self.vectors]
         self.row_length = sum(self.lengths)
         self.dtype = dtype
         self._row_bytes = self.row_length * torch.empty((), dtype=dtype).element_size()

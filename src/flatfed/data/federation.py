@@ -6,6 +6,7 @@ data on demand, so that a population may be far larger than memory.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -78,45 +79,57 @@ class Federation(ABC):
     @abstractmethod
     def to(self, device: torch.device) -> Federation: ...
 
+    def client_test(self, number: int) -> ClientData | None:
+        """Test data that look like this client's own, where there are any."""
+        return None
+
     @staticmethod
-    def from_tensors(clients: Sequence[Samples], test: Samples | None = None) -> PooledFederation:
-        """A federation from each client's (inputs, targets)."""
-        if not clients:
-            raise FlatfedError("clients: the list is empty; give at least one (inputs, targets)")
-        clients = [as_samples(f"clients[{number}]", pair) for number, pair in enumerate(clients)]
-        for number, (inputs, targets) in enumerate(clients):
-            _check_samples(f"clients[{number}]", inputs, targets)
-            if inputs.shape[1:] != clients[0][0].shape[1:]:
-                raise FlatfedError(
-                    f"clients[{number}]: its inputs are shaped {list(inputs.shape[1:])}, those of client 0 "
-                    f"{list(clients[0][0].shape[1:])}; use one shape"
-                )
-        inputs = torch.cat([inputs for inputs, _ in clients])
-        targets = torch.cat([targets for _, targets in clients])
-        ends = torch.tensor([len(inputs) for inputs, _ in clients]).cumsum(0).tolist()
-        rows = [torch.arange(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
-        return PooledFederation(inputs, targets, rows, test)
+    def from_tensors(
+        clients: Sequence[Samples],
+        test: Samples | None = None,
+        client_tests: Sequence[Samples] | None = None,
+    ) -> PooledFederation:
+        """A federation from each client's (inputs, targets), and from each one's own test samples."""
+        tests = None if client_tests is None else Pool.joined("client_tests", client_tests)
+        return PooledFederation(Pool.joined("clients", clients), test, client_tests=tests)
 
     @staticmethod
     def from_dataset(
-        dataset: Dataset[Any], indices: Sequence[Sequence[int]], test: Dataset[Any] | Samples | None = None
+        dataset: Dataset[Any],
+        indices: Sequence[Sequence[int]],
+        test: Dataset[Any] | Samples | None = None,
+        client_tests: Sequence[Sequence[int]] | None = None,
     ) -> PooledFederation:
         """A federation from a map-style dataset of (input, target) and each client's sample numbers.
 
-        The dataset is read once and kept as tensors; random transforms in it are therefore drawn once.
+        `client_tests` are the numbers of each client's samples in `test`; clients may share them. The dataset
+        is read once and kept as tensors; random transforms in it are therefore drawn once.
         """
-        inputs, targets = _as_tensors(dataset)
-        rows = [torch.as_tensor(chosen, dtype=torch.int64) for chosen in indices]
-        return PooledFederation(
-            inputs, targets, rows, _as_tensors(test) if isinstance(test, Dataset) else test
-        )
+        pool = Pool("clients", *_as_tensors(dataset), _as_rows(indices))
+        test_samples = _as_tensors(test) if isinstance(test, Dataset) else test
+        if client_tests is None:
+            return PooledFederation(pool, test_samples)
+        if test_samples is None:
+            raise FlatfedError("client_tests: they are sample numbers of the test data; give test as well")
+        tests = Pool("client_tests", *as_samples("test", test_samples), _as_rows(client_tests))
+        return PooledFederation(pool, test_samples, client_tests=tests)
 
     @staticmethod
     def from_function(
-        clients: int, load: Callable[[int], Samples], test: Samples | None = None
+        clients: int,
+        load: Callable[[int], Samples],
+        test: Samples | None = None,
+        client_tests: Callable[[int], Samples] | None = None,
     ) -> LoadedFederation:
-        """A federation whose clients' data are loaded when they take part; `load(client)` must be pure."""
-        return LoadedFederation(clients, load, test)
+        """A federation whose clients' data are loaded when they take part; `load(client)` must be pure.
+
+        `client_tests(client)` loads a client's own test samples in the same way.
+        """
+        return LoadedFederation(clients, load, test, client_tests)
+
+
+def _as_rows(numbers: Sequence[Sequence[int]]) -> list[Tensor]:
+    return [torch.as_tensor(chosen, dtype=torch.int64) for chosen in numbers]
 
 
 def _as_tensors(dataset: Dataset[Any]) -> Samples:
@@ -151,65 +164,129 @@ def _check_samples(name: str, inputs: Tensor, targets: Tensor) -> None:
             raise FlatfedError(f"{name}: its {what} contain NaN or infinity; clean the data first")
 
 
-class PooledFederation(Federation):
-    """All samples in two tensors, and the row numbers of each client."""
+class Pool:
+    """Samples in two tensors, and the row numbers of each client."""
 
-    def __init__(
-        self,
-        inputs: Tensor,
-        targets: Tensor,
-        rows: Sequence[Tensor],
-        test: Samples | None = None,
-        transform: Transform = AsStored(),  # noqa: B008 (frozen)
-        classes: int | None = None,
-    ) -> None:
-        _check_samples("data", inputs, targets)
+    def __init__(self, name: str, inputs: Tensor, targets: Tensor, rows: Sequence[Tensor]) -> None:
         if not rows:
-            raise FlatfedError("clients: the list is empty; give at least one client's samples")
+            raise FlatfedError(f"{name}: the list is empty; give at least one client's samples")
         for number, chosen in enumerate(rows):
             if len(chosen) == 0:
                 raise FlatfedError(
-                    f"clients[{number}]: it has no samples; leave it out or split the data differently"
+                    f"{name}[{number}]: it has no samples; leave it out or split the data differently"
                 )
-        self.inputs, self.targets, self.test = inputs, targets, test
-        self.transform, self.classes = transform, classes
+        self.inputs, self.targets = inputs, targets
         # One flat tensor with offsets: a list of a million small tensors would cost a kilobyte each.
-        self._rows = torch.cat(list(rows))
+        self.rows = torch.cat(list(rows))
         ends = torch.tensor([len(chosen) for chosen in rows]).cumsum(0)
-        self._offsets = torch.cat([torch.zeros(1, dtype=torch.int64), ends])
-        if int(self._rows.min()) < 0 or int(self._rows.max()) >= len(inputs):
-            bad = int(self._rows.max()) if int(self._rows.max()) >= len(inputs) else int(self._rows.min())
-            raise FlatfedError(f"clients: sample number {bad} is outside the data (0 … {len(inputs) - 1})")
+        self.offsets = torch.cat([torch.zeros(1, dtype=torch.int64), ends])
+        lowest, highest = int(self.rows.min()), int(self.rows.max())
+        if lowest < 0 or highest >= len(inputs):
+            bad = highest if highest >= len(inputs) else lowest
+            raise FlatfedError(f"{name}: sample number {bad} is outside the data (0 … {len(inputs) - 1})")
+
+    @classmethod
+    def joined(cls, name: str, clients: Sequence[Samples]) -> Pool:
+        """The pool of each client's own (inputs, targets)."""
+        if not clients:
+            raise FlatfedError(f"{name}: the list is empty; give at least one (inputs, targets)")
+        clients = [as_samples(f"{name}[{number}]", pair) for number, pair in enumerate(clients)]
+        for number, (inputs, targets) in enumerate(clients):
+            _check_samples(f"{name}[{number}]", inputs, targets)
+            if inputs.shape[1:] != clients[0][0].shape[1:]:
+                raise FlatfedError(
+                    f"{name}[{number}]: its inputs are shaped {list(inputs.shape[1:])}, those of client 0 "
+                    f"{list(clients[0][0].shape[1:])}; use one shape"
+                )
+        inputs = torch.cat([inputs for inputs, _ in clients])
+        targets = torch.cat([targets for _, targets in clients])
+        rows = torch.arange(len(inputs)).split([len(inputs) for inputs, _ in clients])
+        return cls(name, inputs, targets, rows)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def client(self, number: int) -> ClientData:
+        rows = self.rows[int(self.offsets[number]) : int(self.offsets[number + 1])]
+        return ClientData(self.inputs, self.targets, rows)
+
+    def to(self, device: torch.device) -> Pool:
+        moved = copy.copy(self)
+        moved.inputs, moved.targets = self.inputs.to(device), self.targets.to(device)
+        moved.rows = self.rows.to(device)
+        return moved
+
+
+class PooledFederation(Federation):
+    """A federation whose clients' samples, and test samples if they have some, are all in memory."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        test: Samples | None = None,
+        transform: Transform = AsStored(),  # noqa: B008 (frozen)
+        classes: int | None = None,
+        client_tests: Pool | None = None,
+    ) -> None:
+        _check_samples("data", pool.inputs, pool.targets)
+        self._pool, self._client_tests, self.test = pool, client_tests, test
+        self.transform, self.classes = transform, classes
         if test is not None:
             self.test = as_samples("test", test)
             _check_samples("test", *self.test)
-            if self.test[0].shape[1:] != inputs.shape[1:]:
+            self._check_shape("test", self.test[0])
+        if client_tests is not None:
+            if len(client_tests) != len(pool):
                 raise FlatfedError(
-                    f"test: its inputs are shaped {list(self.test[0].shape[1:])}, the clients' "
-                    f"{list(inputs.shape[1:])}; use one shape"
+                    f"client_tests: there are {len(client_tests)} for {len(pool)} clients; give one for each"
                 )
+            self._check_shape("client_tests", client_tests.inputs)
+
+    def _check_shape(self, name: str, inputs: Tensor) -> None:
+        if inputs.shape[1:] != self.inputs.shape[1:]:
+            raise FlatfedError(
+                f"{name}: its inputs are shaped {list(inputs.shape[1:])}, the clients' "
+                f"{list(self.inputs.shape[1:])}; use one shape"
+            )
 
     def __len__(self) -> int:
-        return len(self._offsets) - 1
-
-    def rows(self, number: int) -> Tensor:
-        return self._rows[int(self._offsets[number]) : int(self._offsets[number + 1])]
+        return len(self._pool)
 
     def client(self, number: int) -> ClientData:
-        return ClientData(self.inputs, self.targets, self.rows(number))
+        return self._pool.client(number)
+
+    def client_test(self, number: int) -> ClientData | None:
+        return None if self._client_tests is None else self._client_tests.client(number)
+
+    @property
+    def inputs(self) -> Tensor:
+        return self._pool.inputs
+
+    @property
+    def targets(self) -> Tensor:
+        return self._pool.targets
+
+    @property
+    def client_test_targets(self) -> Tensor | None:
+        return None if self._client_tests is None else self._client_tests.targets
+
+    def rows(self, number: int) -> Tensor:
+        rows = self.client(number).rows
+        assert rows is not None
+        return rows
 
     @property
     def all_rows(self) -> Tensor:
         """The clients' row numbers, one client after the other."""
-        return self._rows
+        return self._pool.rows
 
     @property
     def sizes(self) -> Tensor:
-        return self._offsets.diff()
+        return self._pool.offsets.diff()
 
     @property
     def total_samples(self) -> int:
-        return len(self._rows)
+        return len(self._pool.rows)
 
     @property
     def common_size(self) -> int | None:
@@ -219,29 +296,40 @@ class PooledFederation(Federation):
     def to(self, device: torch.device) -> PooledFederation:
         if self.inputs.device == device:
             return self
-        moved = object.__new__(PooledFederation)
-        moved.inputs, moved.targets = self.inputs.to(device), self.targets.to(device)
+        moved = copy.copy(self)
+        moved._pool = self._pool.to(device)
+        moved._client_tests = self._client_tests and self._client_tests.to(device)
         moved.test = self.test and (self.test[0].to(device), self.test[1].to(device))
-        moved._rows, moved._offsets = self._rows.to(device), self._offsets
-        moved.transform, moved.classes = self.transform, self.classes
         return moved
 
 
 class LoadedFederation(Federation):
     """Clients whose data come from a function."""
 
-    def __init__(self, clients: int, load: Callable[[int], Samples], test: Samples | None) -> None:
+    def __init__(
+        self,
+        clients: int,
+        load: Callable[[int], Samples],
+        test: Samples | None,
+        load_test: Callable[[int], Samples] | None = None,
+    ) -> None:
         if clients < 1:
             raise FlatfedError(f"clients = {clients}: must be at least 1")
-        self._clients, self._load, self.test = clients, load, test
+        self._clients, self._load, self._load_test, self.test = clients, load, load_test, test
         self._device = torch.device("cpu")
 
     def __len__(self) -> int:
         return self._clients
 
     def client(self, number: int) -> ClientData:
-        inputs, targets = as_samples(f"clients[{number}]", self._load(number))
-        _check_samples(f"clients[{number}]", inputs, targets)
+        return self._checked(f"clients[{number}]", self._load(number))
+
+    def client_test(self, number: int) -> ClientData | None:
+        return self._load_test and self._checked(f"client_tests[{number}]", self._load_test(number))
+
+    def _checked(self, name: str, samples: Samples) -> ClientData:
+        inputs, targets = as_samples(name, samples)
+        _check_samples(name, inputs, targets)
         return ClientData(inputs.to(self._device), targets.to(self._device))
 
     @property
@@ -253,8 +341,7 @@ class LoadedFederation(Federation):
         return None
 
     def to(self, device: torch.device) -> LoadedFederation:
-        moved = LoadedFederation(
-            self._clients, self._load, self.test and (self.test[0].to(device), self.test[1].to(device))
-        )
-        moved._device, moved.transform = device, self.transform
+        moved = copy.copy(self)
+        moved.test = self.test and (self.test[0].to(device), self.test[1].to(device))
+        moved._device = device
         return moved

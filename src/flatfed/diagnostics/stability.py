@@ -18,7 +18,7 @@ from torch import Tensor
 from flatfed.core import random
 from flatfed.core.sampling import batches, cohort
 from flatfed.core.types import Count
-from flatfed.data.federation import Federation, LoadedFederation, PooledFederation, Samples
+from flatfed.data.federation import Federation, LoadedFederation, Pool, PooledFederation, Samples
 from flatfed.diagnostics.subject import Subject, Tick, silent
 from flatfed.diagnostics.theory import gradient_bound, stability_bound
 from flatfed.experiments.run import Progress, train
@@ -65,14 +65,8 @@ def with_client_replaced(federation: Federation, client: int, by: int) -> Federa
     """A neighbouring federation: one client's data are those of another."""
     if isinstance(federation, PooledFederation):
         rows = [federation.rows(by if number == client else number) for number in range(len(federation))]
-        return PooledFederation(
-            federation.inputs,
-            federation.targets,
-            rows,
-            federation.test,
-            federation.transform,
-            federation.classes,
-        )
+        pool = Pool("clients", federation.inputs, federation.targets, rows)
+        return PooledFederation(pool, federation.test, federation.transform, federation.classes)
 
     def load(number: int) -> Samples:
         own = federation.client(by if number == client else number)
@@ -125,7 +119,7 @@ def global_stability(
 
         plan = subject.engine.plan
         train(
-            subject.module,
+            subject.engine.model,
             federation,
             subject.algorithm,
             loss=plan.loss,

@@ -9,6 +9,7 @@ a time: the numbers do not depend on the workers, and memory does not grow with 
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 import queue
@@ -21,13 +22,14 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from flatfed.core import random
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.errors import FlatfedError
-from flatfed.core.flat import Loss, buffers_of
+from flatfed.core.flat import Loss, buffers_of, load_buffers
 from flatfed.core.settings import Settings
 from flatfed.core.state import ClientStore, State
-from flatfed.data.federation import Federation, Samples
-from flatfed.engines.oracles import UNEXPECTED_DRAWS
+from flatfed.data.federation import ClientData, Federation, Samples
+from flatfed.engines.oracles import UNEXPECTED_DRAWS, MatrixGradients
 from flatfed.engines.planning import make_plan
 from flatfed.engines.worker import Metric, Totals, Worker
 
@@ -72,7 +74,7 @@ class LocalEngine:
     ) -> None:
         self.plan = make_plan(model, federation, algorithm, loss, settings, metrics)
         self.federation = federation.to(self.plan.device)
-        self.description = str(model)
+        self.model = model
         self.initial_vector = self.plan.layout.vector(model).to(self.plan.device)
         self.initial_buffers = {name: value.to(self.plan.device) for name, value in buffers_of(model).items()}
         on_cpu = self.plan.device.type == "cpu"
@@ -145,12 +147,31 @@ class LocalEngine:
     def evaluate_clients(
         self, model: Tensor, buffers: State, clients: Sequence[int]
     ) -> list[dict[str, float]]:
-        """Loss and metrics of one model on each client's own data."""
-        owned = (self.federation.client(client) for client in clients)
-        return [
-            self.evaluate(model, buffers, data.batch(torch.arange(len(data), device=self.plan.device)))
-            for data in owned
-        ]
+        """Samples, loss and metrics of one model on each client's own data, and on its own test data."""
+
+        def on(data: ClientData) -> dict[str, float]:
+            samples = data.batch(torch.arange(len(data), device=self.plan.device))
+            return {"samples": len(data), **self.evaluate(model, buffers, samples)}
+
+        found = []
+        for client in clients:
+            record, test = on(self.federation.client(client)), self.federation.client_test(client)
+            if test is not None:
+                record |= {f"test_{name}": value for name, value in on(test).items()}
+            found.append(record)
+        return found
+
+    def server_loss(self, buffers: State) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        """The loss of a flat model on inputs and targets, in evaluation mode, differentiable repeatedly."""
+        module = copy.deepcopy(self.model).to(self.plan.device).eval()
+        load_buffers(module, buffers)
+        loss_of = MatrixGradients(module, self.plan.layout, self.plan.loss).loss_of
+
+        def loss(point: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+            with random.routed(self.plan.evaluation_generator()):
+                return loss_of(point, inputs, targets)
+
+        return loss
 
     def _in_order(self, work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         """Results in the order of the items, with a bounded number under way."""

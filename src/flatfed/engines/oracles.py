@@ -1,7 +1,7 @@
 """Gradients of a local step, at any point: of one module in place, or of many clients as a matrix.
 
-An oracle keeps the loss of its first evaluation. All evaluations of a step use the same batch and the same
-random draws, and only the first moves buffers.
+An oracle keeps the loss of its first evaluation and counts them all. All evaluations of a step use the same
+batch and the same random draws, and only the first moves buffers.
 """
 
 from __future__ import annotations
@@ -41,9 +41,17 @@ class ModuleOracle:
         self.inputs, self.targets = batch
         self.random_key, self.moves_buffers = random_key, moves_buffers
         self.loss: Tensor | None = None
+        self.evaluations = 0
 
     def __call__(self, point: Tensor) -> Tensor:
         return self._gradients(point, self.inputs, ())[0]
+
+    def elsewhere(self, point: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        self.evaluations += 1
+        batch = inputs, targets
+        return ModuleOracle(self.bound, self.loss_function, batch, self.random_key, moves_buffers=False)(
+            point
+        )
 
     def shifted(
         self, point: Tensor, shift: Shift, parameters: tuple[Tensor, ...]
@@ -57,6 +65,7 @@ class ModuleOracle:
         self, point: Tensor, inputs: Tensor, more: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         bound = self.bound
+        self.evaluations += 1
         bound.bind(point)
         first = self.loss is None
         moves = (first and self.moves_buffers) or not bound.buffers
@@ -94,7 +103,7 @@ class MatrixGradients:
             outputs = functional_call(module, {**layout.views(point), **constants}, (inputs,))
             return loss(outputs, targets)
 
-        self._loss_of = loss_of
+        self.loss_of = loss_of
         self.plain = vmap(grad_and_value(loss_of))
 
     def shifted(
@@ -103,7 +112,7 @@ class MatrixGradients:
         [Tensor, tuple[Tensor, ...], Tensor, Tensor], tuple[tuple[Tensor, tuple[Tensor, ...]], Tensor]
     ]:
         def loss_of(point: Tensor, parameters: tuple[Tensor, ...], inputs: Tensor, targets: Tensor) -> Tensor:
-            return self._loss_of(point, shift(inputs, *parameters), targets)
+            return self.loss_of(point, shift(inputs, *parameters), targets)
 
         return vmap(grad_and_value(loss_of, argnums=(0, 1)))
 
@@ -125,11 +134,21 @@ class MatrixOracle:
     def __init__(self, gradients: MatrixGradients, inputs: Tensor, targets: Tensor) -> None:
         self.gradients, self.inputs, self.targets = gradients, inputs, targets
         self.loss: Tensor | None = None
+        self.evaluations = 0
 
     def __call__(self, point: Tensor) -> Tensor:
         with _no_draws():
             gradient, loss = self.gradients.plain(point, self.inputs, self.targets)
         self._keep(loss)
+        return gradient
+
+    def elsewhere(self, point: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        self.evaluations += 1
+        clients = len(point)
+        with _no_draws():
+            gradient, _ = self.gradients.plain(
+                point, inputs.expand(clients, *inputs.shape), targets.expand(clients, *targets.shape)
+            )
         return gradient
 
     def shifted(
@@ -141,5 +160,6 @@ class MatrixOracle:
         return slopes
 
     def _keep(self, loss: Tensor) -> None:
+        self.evaluations += 1
         if self.loss is None:
             self.loss = loss

@@ -45,7 +45,7 @@ def make_plan(
         settings=settings,
         metrics=metrics,
         layout=layout,
-        dimensions=Dimensions(layout.size, tuple(tried.inputs.shape[1:])),
+        dimensions=Dimensions(layout.size, tuple(tried.inputs.shape[1:]), tried.classes),
         device=device,
         draws_random_numbers=tried.draws_random_numbers,
         draws_in_evaluation=tried.draws_in_evaluation,
@@ -66,6 +66,7 @@ def usable_device(name: str) -> torch.device:
 class _Tried:
     inputs: Tensor
     targets: Tensor
+    classes: int
     draws_random_numbers: bool
     draws_in_evaluation: bool
     changes_buffers: bool
@@ -80,15 +81,17 @@ def _try(
     inputs = federation.transform.evaluate(stored)
     before = buffers_of(bound.module)
     shown = f"inputs {list(inputs.shape)} {_dtype(inputs)}"
-    if algorithm.gradient.needs_float_inputs and not inputs.is_floating_point():
+    if any(part.needs_float_inputs for part in algorithm.parts) and not inputs.is_floating_point():
         raise FlatfedError(
-            f"algorithm: {algorithm.name} shifts the inputs, which must be floats, not {shown}"
+            f"algorithm: {algorithm.name} changes or makes up inputs, which must be floats, not {shown}"
         )
     bound.module.train()
     values: list[Tensor] = []
+    outputs: list[Tensor] = []
 
     def call() -> None:
-        values.append(loss(bound.module(inputs), targets))
+        outputs.append(bound.module(inputs))
+        values.append(loss(outputs[0], targets))
         torch.autograd.grad(values[0], bound.parameters, allow_unused=True)
 
     def check_value() -> None:
@@ -119,7 +122,14 @@ def _try(
     with torch.no_grad():
         drawn_in_evaluation = random.draws_random_numbers(lambda: bound.module(inputs))
     bound.module.train()
-    return _Tried(inputs, targets, drawn, drawn_in_evaluation, changed)
+    labelled = targets.dim() == 1 and not targets.is_floating_point() and outputs[0].dim() == 2
+    if any(part.needs_classes for part in algorithm.parts) and not labelled:
+        raise FlatfedError(
+            f"algorithm: {algorithm.name} makes up samples of every class, so targets must be class labels, "
+            f"not {list(targets.shape)} {_dtype(targets)} for outputs {list(outputs[0].shape)}"
+        )
+    classes = outputs[0].shape[1] if labelled else 0
+    return _Tried(inputs, targets, classes, drawn, drawn_in_evaluation, changed)
 
 
 def _check_indices(bound: BoundModel, federation: Federation) -> None:

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from flatfed.core import random
 from flatfed.core.algorithm import Algorithm, ClientContext
+from flatfed.core.errors import DivergedError
 from flatfed.core.flat import BoundModel, Layout, Loss, buffer_change, load_buffers
-from flatfed.core.rounds import ClientResult, client_round
+from flatfed.core.rounds import ClientResult, client_round, send
 from flatfed.core.sampling import batches
 from flatfed.core.settings import Settings
 from flatfed.core.state import Dimensions, State
@@ -44,6 +45,8 @@ class Totals:
     """Of the squared distance from the received model, meaned over the steps."""
     squared: float = 0.0
     """Of the squared length of the displacement."""
+    bytes_up: int = 0
+    """What the uploads take on the wire, without buffers."""
 
     def add(self, other: Totals) -> None:
         """In place; must be called in the order of the chunks."""
@@ -63,6 +66,7 @@ class Totals:
         self.evaluations += other.evaluations
         self.drift += other.drift
         self.squared += other.squared
+        self.bytes_up += other.bytes_up
 
     def mean(self) -> Totals:
         def divided(vectors: State) -> dict[str, Tensor]:
@@ -78,6 +82,7 @@ class Totals:
             evaluations=self.evaluations,
             drift=self.drift / self.weight,
             squared=self.squared / self.weight,
+            bytes_up=self.bytes_up,
         )
 
     @property
@@ -108,6 +113,12 @@ class Plan:
     path: str
     """"matrix" or "client"."""
     path_reason: str
+
+    def evaluation_generator(self) -> torch.Generator | None:
+        """For models that are random even in evaluation mode: the same draws every time."""
+        if not self.draws_in_evaluation:
+            return None
+        return torch.Generator(self.device).manual_seed(random.key(self.settings.seed, "evaluation"))
 
 
 class Worker:
@@ -144,12 +155,7 @@ class Worker:
         self.bound.bind(model)
         load_buffers(self.bound.module, buffers)
         self.bound.module.eval()
-        # Models that are random even in evaluation mode see the same draws every time.
-        generator = None
-        if self.plan.draws_in_evaluation:
-            key = random.key(self.plan.settings.seed, "evaluation")
-            generator = torch.Generator(self.plan.device).manual_seed(key)
-        with torch.no_grad(), random.routed(generator):
+        with torch.no_grad(), random.routed(self.plan.evaluation_generator()):
             outputs = self.bound.module(self.federation.transform.evaluate(inputs))
             functions = (self.plan.loss, *self.plan.metrics.values())
             values = [torch.as_tensor(function(outputs, targets)) for function in functions]
@@ -211,6 +217,8 @@ class Worker:
 
         context = self._context(received, state, len(positions), round_number, full_gradient)
         result = client_round(plan.algorithm, context, each_step(), plan.settings.step_rule, model.clone())
+        rows = {name: value[None] for name, value in result.upload.items()}
+        received_rows, (memory,), bytes_up = self._send(rows, [state], round_number, [client])
         weight = float(len(data)) if plan.settings.weighting == "samples" else 1.0
 
         def weighted(vectors: State) -> dict[str, Tensor]:
@@ -218,16 +226,17 @@ class Worker:
 
         totals = Totals(
             weight=weight,
-            upload=weighted(result.upload),
+            upload=weighted({name: value[0] for name, value in received_rows.items()}),
             moved=weighted(self._moved(result)),
             buffers=weighted(buffer_change(buffers, bound.buffers)),
             rate=weight * context.total_rate,
             loss=weight * float(torch.stack([each.loss for each in oracles]).mean()),  # type: ignore[misc]
-            evaluations=self._evaluations(len(positions), len(data)),
+            evaluations=sum(each.evaluations for each in oracles) + self._full_passes(len(data)),
+            bytes_up=bytes_up,
             drift=weight * float(result.drift.mean()),
             squared=weight * float(result.drift[-1]),
         )
-        return totals, result.client
+        return totals, result.client | memory
 
     def _train_matrix(
         self, members: Sequence[int], received: State, states: Sequence[State], round_number: int
@@ -274,6 +283,7 @@ class Worker:
         )
         point = model.expand(len(members), -1).clone()  # [C, P]
         result = client_round(plan.algorithm, context, each_step(), plan.settings.step_rule, point)
+        upload, memories, bytes_up = self._send(result.upload, states, round_number, members)
         by_samples = plan.settings.weighting == "samples"
         weights = model.new_tensor([len(own) if by_samples else 1 for own in data])  # [C]
         losses = torch.stack([each.loss for each in oracles])  # type: ignore[misc]  # [K, C]
@@ -286,20 +296,44 @@ class Worker:
 
         totals = Totals(
             weight=float(weights.sum()),
-            upload=summed(result.upload),
+            upload=summed(upload),
             moved=summed(self._moved(result)),
             rate=float(weights.sum()) * context.total_rate,
             loss=float((weights * losses.mean(0)).sum()),
-            evaluations=sum(self._evaluations(steps, len(own)) for own in data),
+            evaluations=sum(each.evaluations for each in oracles) * len(members)
+            + sum(self._full_passes(len(own)) for own in data),
+            bytes_up=bytes_up,
             drift=float((weights * result.drift.mean(0)).sum()),
             squared=float((weights * result.drift[-1]).sum()),
         )
         # A vector without a client axis is the same for everybody.
         new_states = [
             {name: value[index] if value.dim() > 1 else value for name, value in result.client.items()}
-            for index in range(len(members))
+            | memory
+            for index, memory in enumerate(memories)
         ]
         return totals, new_states
+
+    def _send(
+        self, upload: State, states: Sequence[State], round_number: int, members: Sequence[int]
+    ) -> tuple[State, list[dict[str, Tensor]], int]:
+        """The uploads [C, P] as the server sees them, what clients remember of them, and their bytes."""
+        algorithm, settings = self.plan.algorithm, self.plan.settings
+        if not algorithm.compressed:
+            return upload, [{} for _ in members], sum(value.nbytes for value in upload.values())
+        sent = []
+        for index, (client, state) in enumerate(zip(members, states, strict=True)):
+            own = {name: value[index] for name, value in upload.items()}
+            for name, value in own.items():
+                if not bool(torch.isfinite(value).all()):
+                    raise DivergedError(
+                        f"round {round_number + 1}: the upload {name!r} of client {client} is not finite; "
+                        f"lower lr (now {settings.lr:g}) or set clip (now {settings.clip})"
+                    )
+            sent.append(send(algorithm, own, state, settings.seed, round_number, client))
+        seen = {name: torch.stack([each.decoded[name] for each in sent]) for name in upload}
+        size = sum(len(payload) for each in sent for payload in each.payloads.values())
+        return seen, [each.memory for each in sent], size
 
     def _stacked(self, owners: Sequence[ClientData], chosen: Sequence[Tensor]) -> Samples:
         return stacked_batch(owners, [positions.to(self.plan.device) for positions in chosen])
@@ -318,13 +352,15 @@ class Worker:
         return transform.train(inputs, generator)
 
     def _moved(self, result: ClientResult) -> dict[str, Tensor]:
-        return {} if result.upload["displacement"] is result.moved else {"moved": result.moved}
+        as_it_is = result.upload["displacement"] is result.moved
+        if as_it_is and "displacement" not in self.plan.algorithm.compressed:
+            return {}
+        return {"moved": result.moved}
 
-    def _evaluations(self, steps: int, samples: int) -> int:
-        """Minibatch gradients of one client's round; a pass over its data counts as its batches."""
-        algorithm = self.plan.algorithm
+    def _full_passes(self, samples: int) -> int:
+        """Minibatch gradients that a client's passes over all of its data count as."""
         passes = -(-samples // (self.plan.settings.batch_size or samples))
-        return steps * algorithm.gradient_evaluations + passes * algorithm.full_gradients
+        return passes * self.plan.algorithm.full_gradients
 
 
 def _full_gradient(

@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flatfed.algorithms import WIRE
 from flatfed.core.errors import DivergedError
+from flatfed.experiments.clients import ClientSpread
 from flatfed.experiments.config import Config
-from flatfed.experiments.record import FREE_SETTINGS, RunFolder, read_json
+from flatfed.experiments.record import FREE_SETTINGS, RunFolder
 from flatfed.experiments.run import Callback
 
 
@@ -27,6 +29,9 @@ def run_folder(config: Config, root: Path) -> Path:
     values = json.loads(config.model_dump_json())
     for name in FREE_SETTINGS - {"rounds"}:
         del values["training"][name]
+    # What was not asked for leaves a run where it was before it could be asked for.
+    if values["data"]["client_tests"] is None:
+        del values["data"]["client_tests"]
     digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]
     name = config.make_algorithm().name
     return root / f"{name}-seed{config.training.seed}-{digest}"
@@ -66,16 +71,12 @@ class Outcome:
     megabytes_up: float
     gradient_evaluations: int
     seconds: float
-    client_deviation: float
-    chance_deviation: float
-    """The deviation that clients of the same true accuracy would show, by their sizes."""
+    clients: Mapping[str, ClientSpread]
+    """The accuracy over clients, on "train" and, if they have some, "test" data of their own."""
 
 
-def outcome(folder: Path, target: float, client_sizes: Sequence[int]) -> Outcome:
+def outcome(folder: Path, target: float) -> Outcome:
     history = RunFolder(folder).read_history()
-    per_client = [client["accuracy"] for client in read_json(folder / "clients.json")]
-    mean = statistics.fmean(per_client)
-    chance = statistics.fmean([mean * (1 - mean) / size for size in client_sizes])
     reached = (record["round"] for record in history if record.get("test_accuracy", 0.0) >= target)
     return Outcome(
         accuracy=history[-1]["test_accuracy"],
@@ -84,9 +85,34 @@ def outcome(folder: Path, target: float, client_sizes: Sequence[int]) -> Outcome
         megabytes_up=sum(record["bytes_up"] for record in history) / 1e6,
         gradient_evaluations=sum(record["gradient_evaluations"] for record in history),
         seconds=sum(record["seconds"] for record in history),
-        client_deviation=statistics.pstdev(per_client),
-        chance_deviation=math.sqrt(chance),
+        clients=RunFolder(folder).read_clients(),
     )
+
+
+@dataclass(frozen=True)
+class ClientRow:
+    """The accuracy over clients, over all seeds."""
+
+    mean: Spread
+    deviation: Spread
+    chance: float
+    """The deviation that chance alone would give."""
+
+    @classmethod
+    def of(cls, runs: Sequence[Mapping[str, ClientSpread]], name: str) -> ClientRow | None:
+        """The row of the "train" or "test" data, None if they are missing from a run."""
+        spreads = [run[name] for run in runs if name in run]
+        if not spreads or len(spreads) < len(runs):
+            return None
+        return cls(
+            mean=Spread.of(spread.mean for spread in spreads),
+            deviation=Spread.of(spread.deviation for spread in spreads),
+            chance=statistics.fmean(spread.chance for spread in spreads),
+        )
+
+    @property
+    def deviation_text(self) -> str:
+        return f"{self.deviation.text(1, 100)} ({100 * self.chance:.1f})"
 
 
 @dataclass(frozen=True)
@@ -103,8 +129,8 @@ class Row:
     megabytes_up: Spread
     gradient_evaluations: Spread
     seconds: Spread
-    client_deviation: Spread
-    chance_deviation: float
+    clients: ClientRow | None
+    client_tests: ClientRow | None
 
 
 def summarise(label: str, lr: float, outcomes: Sequence[Outcome]) -> Row:
@@ -123,8 +149,8 @@ def summarise(label: str, lr: float, outcomes: Sequence[Outcome]) -> Row:
         megabytes_up=spread("megabytes_up"),
         gradient_evaluations=spread("gradient_evaluations"),
         seconds=spread("seconds"),
-        client_deviation=spread("client_deviation"),
-        chance_deviation=statistics.fmean(each.chance_deviation for each in outcomes),
+        clients=ClientRow.of([each.clients for each in outcomes], "train"),
+        client_tests=ClientRow.of([each.clients for each in outcomes], "test"),
     )
 
 
@@ -137,7 +163,13 @@ class Contestant:
 
     def config(self, base: Mapping[str, Any], seed: int) -> Config:
         training = {**base.get("training", {}), **self.changes.get("training", {}), "seed": seed}
-        return Config.checked({**base, **self.changes, "training": training})
+        changed = {**base, **self.changes, "training": training}
+        common = base.get("algorithm", {})
+        if isinstance(common, Mapping) and isinstance(changed.get("algorithm"), Mapping):
+            # How uploads travel is part of the setting, unless a contestant has its own way.
+            wire = {key: common[key] for key in WIRE if key in common}
+            changed["algorithm"] = {**wire, **changed["algorithm"]}
+        return Config.checked(changed)
 
 
 def compare(
@@ -157,15 +189,14 @@ def compare(
         outcomes = []
         for config in of_seeds:
             seed = config.training.seed
-            folder, federation = run_folder(config, root), config.make_federation()
+            folder = run_folder(config, root)
             try:
                 if not is_complete(config, folder):
-                    config.run(federation, folder, [watch(each, seed)])
+                    config.run(config.make_federation(), folder, [watch(each, seed)])
             except DivergedError as error:
                 failed(each, seed, error)
                 continue
-            sizes = [len(federation.client(client)) for client in range(len(federation))]
-            outcomes.append(outcome(folder, target, sizes))
+            outcomes.append(outcome(folder, target))
         if outcomes:
             rows.append(summarise(each.label, of_seeds[0].training.lr, outcomes))
     return rows

@@ -29,7 +29,7 @@ import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -41,9 +41,11 @@ from flatfed.core.algorithm import Algorithm
 from flatfed.core.errors import FlatfedError, did_you_mean, one_line
 from flatfed.core.settings import Settings
 from flatfed.core.types import Count
+from flatfed.data.client_tests import matching_rows, own_rows
 from flatfed.data.datasets import DATASETS, TrainTest
-from flatfed.data.federation import Federation, PooledFederation
+from flatfed.data.federation import Federation, Pool, PooledFederation
 from flatfed.data.partition import PARTITIONS, Natural, Partition
+from flatfed.data.partition.base import Indices
 from flatfed.experiments.run import Callback, Run, train
 from flatfed.models import MODELS
 
@@ -57,8 +59,19 @@ class DataConfig(BaseModel):
 
     dataset: str = "digits"
     clients: Count = 100
+    client_tests: Count | Literal["matching"] | None = None
+    """Test samples for each client that match its training data: how many, or "matching" for as many as an
+    equal share of the test set has. Natural clients may have test samples of their own; they get those."""
     options: dict[str, Any] = {}
     """What the data set's loader takes, for instance augmentation = "crop_flip"."""
+
+    @field_validator("client_tests", mode="before")
+    @classmethod
+    def _count_or_matching(cls, value: Any) -> Any:
+        whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+        if value is not None and value != "matching" and not whole:
+            raise ValueError(f'{value!r} is neither a number of samples, 1 or more, nor "matching"')
+        return value
 
     @field_validator("dataset")
     @classmethod
@@ -118,14 +131,39 @@ class Config(BaseModel):
             rows = partition.split(data.train_targets.numpy(), self.data.clients, generator)
         except ValueError as error:
             raise FlatfedError(f"partition.{self.partition['name']}: {error}") from None
+        test = (data.test_inputs, data.test_targets)
+        client_rows = self._client_tests(data, rows)
+        tests = None
+        if client_rows is not None:
+            tests = Pool("client_tests", *test, [torch.from_numpy(own) for own in client_rows])
         return PooledFederation(
-            data.train_inputs,
-            data.train_targets,
-            [torch.from_numpy(chosen) for chosen in rows],
-            (data.test_inputs, data.test_targets),
+            Pool("clients", data.train_inputs, data.train_targets, [torch.from_numpy(own) for own in rows]),
+            test,
             data.transform,
             data.classes,
+            tests,
         )
+
+    def _client_tests(self, data: TrainTest, rows: Sequence[Indices]) -> list[Indices] | None:
+        wanted, clients = self.data.client_tests, self.data.clients
+        if wanted is None:
+            return None
+        natural = self.partition["name"] == "natural" and "groups" not in self.partition
+        try:
+            if natural and data.groups is not None and data.test_groups is not None:
+                if wanted != "matching":
+                    raise ValueError('the clients have test samples of their own; use "matching" for those')
+                return own_rows(rows, data.groups, data.test_groups)
+            size = len(data.test_targets) // clients if wanted == "matching" else wanted
+            if size < 1:
+                raise ValueError(
+                    f"{len(data.test_targets)} test samples are too few for {clients} clients; give a number"
+                )
+            generator = random.numpy_generator(self.training.seed, "client_tests")
+            labels = data.train_targets.numpy(), data.test_targets.numpy()
+            return matching_rows(rows, *labels, size, generator)
+        except ValueError as error:
+            raise FlatfedError(f"data.client_tests = {wanted!r}: {error}") from None
 
     def make_model(self, federation: Federation) -> nn.Module:
         """The model with its first weights, which depend on the seed alone."""

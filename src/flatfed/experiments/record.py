@@ -4,7 +4,8 @@
     environment.json   versions, machine, commit, and the engine's choices
     history.jsonl      one line per round
     checkpoint/        manifest.json, and the safetensors files that it names
-    clients.json       the final model's loss and metrics on each client's data
+    clients.json       the final model's loss and metrics on each client's data, and their spread
+    synthetic.png      the synthetic samples, where an algorithm makes some that are images
     model.safetensors  the final model; it is written last, so a folder that has it is complete
 
 Files are written beside their place, fsynced and renamed, and the manifest comes last: at any moment it
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import IO, Annotated, Any
@@ -36,6 +37,7 @@ from torch import Tensor, nn
 
 from flatfed.core.errors import FlatfedError, one_line
 from flatfed.core.state import ClientStore
+from flatfed.experiments.clients import ClientSpread, client_spreads
 
 try:
     import fcntl
@@ -177,6 +179,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoint"
         self.manifest_path = self.checkpoints / "manifest.json"
         self.history_path = path / "history.jsonl"
+        self.clients_path = path / "clients.json"
         self.model_path = path / "model.safetensors"
         self._locked: IO[str] | None = None
         self._manifest = Manifest(
@@ -337,8 +340,19 @@ class RunFolder:
         store.changed.clear()
 
     def finish(self, module: nn.Module, per_client: list[dict[str, float]]) -> None:
-        write_json(self.path / "clients.json", per_client)
+        spreads = {name: asdict(spread) for name, spread in client_spreads(per_client).items()}
+        write_json(self.clients_path, {"spread": spreads, "clients": per_client})
         save_module(module, self.model_path)
+
+    def read_clients(self) -> dict[str, ClientSpread]:
+        """The spread of the final model's accuracy over the clients, on "train" and "test" data."""
+        content = read_json(self.clients_path)
+        try:
+            return {name: ClientSpread(**spread) for name, spread in content["spread"].items()}
+        except (KeyError, TypeError, AttributeError):
+            raise FlatfedError(
+                f"{self.clients_path}: has no spread over clients; remove the folder and run it again"
+            ) from None
 
     def finished_rounds(self) -> int | None:
         """How many rounds a complete run had, or None if it is not complete."""

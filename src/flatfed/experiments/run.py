@@ -11,23 +11,32 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Protocol, Unpack, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flatfed.core.algorithm import Algorithm, Cohort
+from flatfed.core.algorithm import Algorithm, Cohort, Part, ServerContext, Work
 from flatfed.core.errors import DivergedError, FlatfedError, shown
 from flatfed.core.flat import Loss, apply_buffer_change, load_buffers, load_vector
 from flatfed.core.rounds import broadcast, server_round
-from flatfed.core.sampling import cohort
+from flatfed.core.sampling import batches, cohort
 from flatfed.core.settings import Settings, SettingsOptions
 from flatfed.core.state import ClientStore, State, initial_state
 from flatfed.data.federation import Federation, PooledFederation
 from flatfed.engines.local import LocalEngine
 from flatfed.engines.worker import Metric, Totals
-from flatfed.experiments.record import FREE_SETTINGS, Checkpoint, History, RunFolder, save_module
+from flatfed.experiments.clients import ClientSpread, client_spreads
+from flatfed.experiments.pictures import synthetic_picture
+from flatfed.experiments.record import (
+    FREE_SETTINGS,
+    Checkpoint,
+    History,
+    RunFolder,
+    save_module,
+    write_atomically,
+)
 
 CHECKPOINT_SECONDS = 30.0
 
@@ -56,6 +65,13 @@ Callback = Callable[[Progress], Mapping[str, float] | None]
 """Called after every round; numbers that it returns go into the history."""
 
 
+@runtime_checkable
+class WatchesWork(Protocol):
+    """A callback that also wants to hear of the server's own work, such as iterations of a distillation."""
+
+    def work(self, work: Work) -> None: ...
+
+
 @dataclass
 class Run:
     """A finished training: the global model, what happened, and the final state."""
@@ -70,7 +86,13 @@ class Run:
     """How clients were trained: as a "matrix" or "client" by client."""
     path_reason: str = ""
     per_client: list[dict[str, float]] = field(default_factory=list, repr=False)
-    """Loss and metrics of the final model on each client's data, when asked for."""
+    """Samples, loss and metrics of the final model on each client's data, when asked for; with a "test_" in
+    front, on the client's own test data."""
+
+    @property
+    def client_spreads(self) -> dict[str, ClientSpread]:
+        """The accuracy over clients on "train" and, if they have some, "test" data of their own."""
+        return client_spreads(self.per_client)
 
     def save(self, path: str | Path) -> Path:
         """Writes the global model's parameters and buffers as a safetensors file."""
@@ -99,8 +121,8 @@ def train(
     the mean over a batch. `metrics` are functions of (outputs, targets) that average over samples; with
     the default loss there is "accuracy". With a `folder` the run is recorded and checkpointed there, and
     goes on from the last checkpoint if there is one. `config` is kept in the folder in place of the settings
-    and the algorithm. `evaluate_clients` also evaluates the final model on every client's data. All other
-    keyword arguments are fields of `Settings`.
+    and the algorithm. `evaluate_clients` also evaluates the final model on every client's data, and on its
+    own test data if the federation has some. All other keyword arguments are fields of `Settings`.
     """
     _check_arguments(model, federation, algorithm, callbacks)
     settings = Settings.checked(**options)
@@ -144,6 +166,7 @@ class _Training:
             folder,
         )
         self.round, self.consistent = 0, True
+        self.unsaved, self.saved_at = False, time.monotonic()
         self.buffers: dict[str, Tensor] = engine.initial_buffers
         self.server = {
             "model": vector,
@@ -209,21 +232,17 @@ class _Training:
             )
 
     def run(self, callbacks: Sequence[Callback], evaluate_clients: bool) -> Run:
-        saved_round, saved_at = self.round, time.monotonic()
         try:
             while self.round < self.settings.rounds:
                 self._one_round(callbacks)
-                due = self.round % self.settings.checkpoint_every == 0
-                if due or time.monotonic() - saved_at > CHECKPOINT_SECONDS:
-                    self._checkpoint()
-                    saved_round, saved_at = self.round, time.monotonic()
+                self._checkpoint_if_due(self.round % self.settings.checkpoint_every == 0)
         except (KeyboardInterrupt, FlatfedError):
             # The state is that of the last finished round; a full disk or a kill falls back to the last file.
             self.store.discard()
-            if self.consistent and self.round > saved_round:
+            if self.consistent and self.unsaved:
                 self._checkpoint()
             raise
-        if self.round > saved_round:
+        if self.unsaved:
             self._checkpoint()
         final = copy.deepcopy(self.module)
         load_vector(final, self.plan.layout, self.server["model"].cpu())
@@ -244,13 +263,20 @@ class _Training:
             per_client=per_client,
         )
 
+    def _checkpoint_if_due(self, due: bool = False) -> None:
+        self.unsaved = True
+        if due or time.monotonic() - self.saved_at > CHECKPOINT_SECONDS:
+            self._checkpoint()
+
     def _checkpoint(self) -> None:
         if self.folder is not None:
             checkpoint = Checkpoint(self.round, self.fingerprint, self.server, self.buffers)
             self.folder.save(checkpoint, self.store)
+        self.unsaved, self.saved_at = False, time.monotonic()
 
     def _one_round(self, callbacks: Sequence[Callback]) -> None:
         began = time.perf_counter()
+        prepared = self._before_round(callbacks)
         clients = cohort(self.settings, len(self.engine.federation), self.round)
         received = broadcast(self.algorithm, self.server)
         mean = self.engine.train(received, self.buffers, self.store, self.round, clients)
@@ -261,10 +287,14 @@ class _Training:
             total_rate=mean.rate,
         )
         server = server_round(self.algorithm, self.server, mean.upload, members)
+        for part in self._alone:
+            server |= part.refine(server, self._server_context())
         if not bool(torch.isfinite(server["model"]).all()):
             raise DivergedError(self._advice("the global model is no longer finite"))
         buffers = apply_buffer_change(self.buffers, mean.buffers)
         record = self._record(mean, server, buffers, len(clients), time.perf_counter() - began)
+        for name, value in prepared.items():
+            record[name] = record.get(name, 0) + value
         progress = Progress(self.round + 1, server, record, clients)
         for callback in callbacks:
             for name, value in (callback(progress) or {}).items():
@@ -280,6 +310,41 @@ class _Training:
             self.folder.append_history(record)
         self.consistent = True
 
+    def _before_round(self, callbacks: Sequence[Callback]) -> dict[str, float]:
+        """The server's own work before a round, which is saved on the way; what to record of it."""
+        record: dict[str, float] = {}
+        for part in self._alone:
+            for work in part.before_round(self.server, self._server_context()):
+                self.server = self.server | work.server
+                record |= work.record
+                for callback in callbacks:
+                    if isinstance(callback, WatchesWork):
+                        callback.work(work)
+                self._checkpoint_if_due()
+        if record and self.folder is not None:
+            dimensions = self.plan.dimensions
+            picture = synthetic_picture(self.server, dimensions.input_shape, dimensions.classes)
+            if picture is not None:
+                write_atomically(self.folder.path / "synthetic.png", picture)
+        return record
+
+    @property
+    def _alone(self) -> list[Part]:
+        return [part for part in self.algorithm.parts if part.works_alone]
+
+    def _server_context(self) -> ServerContext:
+        engine = self.engine
+        steps = len(batches(self.settings, len(engine.federation.client(0)), self.round, 0))
+        rates = self.algorithm.schedule.rates(self.settings.rate(self.round), steps)
+        return ServerContext(
+            round=self.round,
+            seed=self.settings.seed,
+            dimensions=self.plan.dimensions,
+            population=len(engine.federation),
+            total_rate=sum(rates),
+            loss=engine.server_loss(self.buffers),
+        )
+
     def _population_weight(self) -> float:
         if self.settings.weighting == "samples":
             return float(self.engine.federation.total_samples or 0)
@@ -289,7 +354,8 @@ class _Training:
         self, mean: Totals, server: State, buffers: State, clients: int, seconds: float
     ) -> dict[str, Any]:
         engine, settings, finished = self.engine, self.settings, self.round + 1
-        vector_bytes = engine.plan.layout.size * engine.initial_vector.element_size()
+        once = {vector.name for vector in self.algorithm.server_vectors if vector.sent_once}
+        down = sum(server[name].nbytes for name in self.algorithm.broadcast if name not in once)
         buffer_bytes = sum(value.numel() * value.element_size() for value in buffers.values())
         record: dict[str, Any] = {
             "round": finished,
@@ -297,11 +363,15 @@ class _Training:
             "participants": clients,
             "lr": settings.rate(self.round),
             "update_norm": float(torch.linalg.vector_norm(mean.upload["displacement"])),
-            **{f"state_norm_{name}": float(value.norm()) for name, value in server.items()},
+            **{
+                f"state_norm_{name}": float(torch.linalg.vector_norm(value))
+                for name, value in server.items()
+                if len(value) == self.plan.layout.size
+            },
             "flatness_distance": mean.flatness_distance,
             "client_drift": mean.drift,
-            "bytes_down": clients * (len(self.algorithm.broadcast) * vector_bytes + buffer_bytes),
-            "bytes_up": clients * (len(self.algorithm.uploads) * vector_bytes + buffer_bytes),
+            "bytes_down": clients * (down + buffer_bytes),
+            "bytes_up": mean.bytes_up + clients * buffer_bytes,
             "gradient_evaluations": mean.evaluations,
             "seconds": seconds,
         }
@@ -358,10 +428,14 @@ def _check_labels(model: nn.Module, federation: Federation) -> None:
         )
     if federation.targets.is_floating_point():
         return
-    everything = [("client", federation.targets)] + (
-        [("test", federation.test[1])] if federation.test else []
-    )
-    for name, targets in everything:
+    everything = {
+        "client": federation.targets,
+        "test": federation.test and federation.test[1],
+        "client test": federation.client_test_targets,
+    }
+    for name, targets in everything.items():
+        if targets is None:
+            continue
         # −100 marks targets that cross-entropy leaves out.
         bad = targets[((targets < 0) & (targets != -100)) | (targets >= classes)]
         if len(bad):
@@ -388,7 +462,7 @@ def fingerprint(engine: LocalEngine) -> str:
     digest = hashlib.sha256()
     settings = plan.settings.model_dump(exclude=FREE_SETTINGS)
     loss = getattr(plan.loss, "__qualname__", repr(plan.loss))
-    for text in (plan.algorithm.describe(), settings, plan.path, loss, engine.description, len(federation)):
+    for text in (plan.algorithm.describe(), settings, plan.path, loss, str(engine.model), len(federation)):
         # Addresses in representations change from process to process.
         digest.update(re.sub(r"0x[0-9a-fA-F]+", "", json.dumps(text)).encode())
     tensors = [engine.initial_vector, *engine.initial_buffers.values()]

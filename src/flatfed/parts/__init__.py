@@ -1,5 +1,6 @@
 """The ingredients of algorithms, by slot."""
 
+from flatfed.parts.compress import ErrorFeedback, ErrorFeedback21, Quantize, Sign, TopK
 from flatfed.parts.correct import (
     ControlVariate,
     DynamicRegulariser,
@@ -21,6 +22,7 @@ from flatfed.parts.perturb import (
 from flatfed.parts.schedule import LinearDecay
 from flatfed.parts.server import Adam, Average, Momentum
 from flatfed.parts.start import LookAhead
+from flatfed.parts.synthetic import FineTune, SyntheticMix, TrajectoryMatching
 
 __all__ = [
     "Adam",
@@ -30,6 +32,9 @@ __all__ = [
     "ConsensusPerturbation",
     "ControlVariate",
     "DynamicRegulariser",
+    "ErrorFeedback",
+    "ErrorFeedback21",
+    "FineTune",
     "FullGradientMomentum",
     "GlobalMomentum",
     "HybridProximal",
@@ -40,6 +45,11 @@ __all__ = [
     "Momentum",
     "MomentumControlVariate",
     "Proximal",
+    "Quantize",
     "SharpnessAware",
     "ShiftedInputs",
+    "Sign",
+    "SyntheticMix",
+    "TopK",
+    "TrajectoryMatching",
 ]

@@ -3,7 +3,8 @@
 What the papers state is taken from them. What they leave open comes from the code that they were run
 with, as far as it is public: weight decay 1e-3 and gradient clipping at 10 for the FedSWA, FedSAGD and
 FedNSAM tables, their augmentation and normalisation, and the baselines' hyper-parameters. Step sizes are
-those that the papers or their code name.
+those that the papers or their code name; `tuned.json` keeps what sweeps found instead, and only `--tuned`
+uses it.
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flatfed.core.errors import FlatfedError
 from flatfed.data.datasets import DATASETS as LOADERS
-from flatfed.experiments.config import Config
-from flatfed.experiments.papers import table
+from flatfed.experiments.config import Config, with_assignments
+from flatfed.experiments.papers import sweeps, table
 
 Values = dict[str, Any]
+SWEEP = "flatfed sweep"
 
 # -- what the papers call things --------------------------------------------------------------------------
 
@@ -178,6 +180,9 @@ class Cell:
     printed: Mapping[str, Any]
     targets: tuple[float, ...]
     """Accuracies to count rounds to, as shares."""
+    dataset: str
+    origin: str
+    """Where the step size comes from, and after a colon what else there is to say about it."""
 
     @property
     def label(self) -> str:
@@ -189,7 +194,10 @@ def cells(name: str) -> list[Cell]:
     paper = name.partition("/")[0]
     if paper == "fedsynsam":
         raise FlatfedError(f"{name}: needs compressed uploads, which this version does not have yet")
-    return [cell for index, block in enumerate(table(name)["blocks"]) for cell in _cells(paper, index, block)]
+    content = table(name)
+    if "diagnostic" in content:
+        raise FlatfedError(f"{name}: not accuracies but {content['diagnostic']}; there is nothing to run")
+    return [cell for index, block in enumerate(content["blocks"]) for cell in _cells(paper, index, block)]
 
 
 def _cells(paper: str, index: int, block: Mapping[str, Any]) -> Iterator[Cell]:
@@ -208,6 +216,8 @@ def _cells(paper: str, index: int, block: Mapping[str, Any]) -> Iterator[Cell]:
                 config=_config(paper, setting, method, swept),
                 printed=chosen if "values" in setting else printed,
                 targets=tuple(target / 100 for target in targets),
+                dataset=setting["dataset"],
+                origin=_origin(paper, setting),
             )
 
 
@@ -317,6 +327,23 @@ def _training(paper: str, setting: Values, algorithm: Values) -> Values:
     }
 
 
+def _origin(paper: str, setting: Values) -> str:
+    if setting["dataset"] == "FEMNIST (LEAF)":
+        return "not stated: the paper's step size for CIFAR-10"
+    if paper in {"fedswa", "fednsam"} and "lr" not in setting:
+        return "released code: the paper names a grid, the code this step size"
+    return "paper"
+
+
+def with_tuning(name: str, cell: Cell) -> Cell:
+    """The cell with the settings that a sweep found for it; the cell itself if there was no sweep."""
+    for found in sweeps():
+        if name in found["tables"] and cell.dataset == found["dataset"] and cell.method in found["best"]:
+            config = with_assignments(cell.config, found["best"][cell.method])
+            return replace(cell, config=config, origin=f"{SWEEP}: {found['origin']}")
+    return cell
+
+
 def _data(paper: str, setting: Values) -> Values:
     made = DATASETS[setting["dataset"]]
     options = dict(made.get("options", {}))
@@ -324,7 +351,9 @@ def _data(paper: str, setting: Values) -> Values:
         options |= AUGMENTATION[paper]
     elif setting["dataset"] == "Tiny-ImageNet":
         options["augmentation"] = AUGMENTATION[paper]["augmentation"]
-    return {"dataset": made["dataset"], "clients": setting["clients"], "options": options}
+    values = {"dataset": made["dataset"], "clients": setting["clients"], "options": options}
+    # FedSAM's deviations between clients on CIFAR's iid split are those of chance with 100 samples each.
+    return {**values, "client_tests": 100} if paper == "fedsam" else values
 
 
 def _partition(paper: str, text: str) -> Values:
@@ -354,9 +383,12 @@ def small(config: Values) -> Values:
     # An excerpt will do, where the loader knows how many samples there ought to be.
     if "verify" in inspect.signature(LOADERS[name]).parameters:
         options["verify"] = False
+    data = {**config["data"], "clients": 4, "options": options}
+    if "client_tests" in data:
+        data["client_tests"] = 1
     return {
         **config,
-        "data": {**config["data"], "clients": 4, "options": options},
+        "data": data,
         "model": model,
         "training": {**training, "participants": 2, "local_steps": 1, "batch_size": 2, "rounds": 2},
     }

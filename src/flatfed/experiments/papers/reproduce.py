@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,14 +16,16 @@ from flatfed.core.flat import BoundModel, Layout
 from flatfed.core.sampling import batches
 from flatfed.engines.local import available_cores, single_threaded
 from flatfed.engines.oracles import ModuleOracle
-from flatfed.experiments.compare import Spread, is_complete, run_folder
+from flatfed.experiments.compare import ClientRow, Spread, is_complete, run_folder
 from flatfed.experiments.config import Config, with_assignments
-from flatfed.experiments.papers.presets import Cell, cells, small
+from flatfed.experiments.papers.presets import SWEEP, Cell, cells, small, with_tuning
 from flatfed.experiments.record import RunFolder
 from flatfed.experiments.run import Callback
 
 # What the tables call the accuracy, and whether it is the last or the best of the rounds.
 ACCURACIES = {"acc": "last", "top_acc": "best", "val_acc": "last", "acc_500": "last"}
+# What they call the deviation between clients on their own training and test data.
+DEVIATIONS = {"train": "train_dev", "test": "val_dev"}
 
 
 def chosen_cells(
@@ -34,6 +35,7 @@ def chosen_cells(
     rounds: int | None = None,
     scale: str = "full",
     assignments: Sequence[str] = (),
+    tuned: bool = False,
 ) -> list[Cell]:
     """The cells asked for, with their configs changed accordingly."""
     everything = cells(name)
@@ -50,6 +52,12 @@ def chosen_cells(
     if not found:
         titles = ", ".join(dict.fromkeys(repr(cell.title) for cell in everything))
         raise FlatfedError(f"only = {only!r}: matches no part of {name}; there are: {titles}")
+    if tuned:
+        found = [with_tuning(name, cell) for cell in found]
+        if not any(cell.origin.startswith(SWEEP) for cell in found):
+            raise FlatfedError(f"tuned: no sweep is on record for these cells of {name}; leave --tuned out")
+    if any(assignment.partition("=")[0].strip() == "training.lr" for assignment in assignments):
+        found = [replace(cell, origin="--set") for cell in found]
     changed = []
     for cell in found:
         config = small(cell.config) if scale == "small" else cell.config
@@ -132,6 +140,9 @@ class Result:
     our_rounds: tuple[Spread | None, ...]
     reached: tuple[int, ...]
     """Under how many seeds each target was reached."""
+    printed_deviations: Mapping[str, float]
+    """Between clients on their "train" and "test" data, where the paper prints them."""
+    clients: Mapping[str, ClientRow | None]
 
     @property
     def difference(self) -> float | None:
@@ -150,7 +161,7 @@ def reproduce(
     """Runs what is missing and compares; a run that diverges is reported and left out."""
     results = []
     for cell in chosen:
-        histories = []
+        folders = []
         for seed in seeds:
             config = seeded(cell, seed)
             folder = run_folder(config, root)
@@ -160,16 +171,16 @@ def reproduce(
             except DivergedError as error:
                 failed(cell, seed, error)
                 continue
-            histories.append(RunFolder(folder).read_history())
-        results.append(_result(cell, histories))
+            folders.append(RunFolder(folder))
+        results.append(_result(cell, folders))
     return results
 
 
-def _result(cell: Cell, histories: Sequence[Sequence[Mapping[str, Any]]]) -> Result:
+def _result(cell: Cell, folders: Sequence[RunFolder]) -> Result:
     kind = next((key for key in ACCURACIES if key in cell.printed), "acc")
     curves = [
         [(record["round"], record["test_accuracy"]) for record in history if "test_accuracy" in record]
-        for history in histories
+        for history in (folder.read_history() for folder in folders)
     ]
     values = [
         max(value for _, value in curve) if ACCURACIES[kind] == "best" else curve[-1][1] for curve in curves
@@ -182,6 +193,8 @@ def _result(cell: Cell, histories: Sequence[Sequence[Mapping[str, Any]]]) -> Res
         for target in cell.targets
     ]
     reached = [[number for number in numbers if number is not None] for numbers in to_targets]
+    printed_deviations = {name: cell.printed[key] for name, key in DEVIATIONS.items() if key in cell.printed}
+    spreads = [folder.read_clients() for folder in folders] if printed_deviations else []
     return Result(
         cell=cell,
         printed=cell.printed.get(kind),
@@ -191,4 +204,6 @@ def _result(cell: Cell, histories: Sequence[Sequence[Mapping[str, Any]]]) -> Res
         printed_rounds=tuple(printed_rounds),
         our_rounds=tuple(Spread.of(numbers) if numbers else None for numbers in reached),
         reached=tuple(len(numbers) for numbers in reached),
+        printed_deviations=printed_deviations,
+        clients={name: ClientRow.of(spreads, name) for name in printed_deviations},
     )

@@ -1,0 +1,278 @@
+"""What goes up the wire: vectors as bytes, and what the server makes of them.
+
+`encode` gives the bytes that would travel, `decode` the vector that the server sees; training uses exactly
+what `decode` gives. Every payload of the compressors here ends in a checksum of four bytes, so that a cut or
+damaged one is refused. Numbers travel in single precision whatever the model's.
+
+Error feedback wraps any of them: what was not sent is remembered on the client.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from flatfed.core.algorithm import Cohort, Compressor
+from flatfed.core.errors import FlatfedError
+from flatfed.core.types import Count, PositiveShare
+
+CHECKSUM = 4
+BLOCK = 1 << 16
+"""Numbers that are quantized at a time, so that what lies between stays in the cache."""
+
+
+@dataclass(frozen=True)
+class Quantize(Compressor):
+    """Stochastic quantization (QSGD) to a sign and s = 2^(bits − 1) − 1 magnitudes.
+
+    In each bucket with norm n, |v_j| s/n is rounded to one of its two neighbours so that the mean is exact:
+    E Q(v) = v. The ℓ₂ norm gives E ‖Q(v) − v‖² ≤ min(d/s², √d/s) ‖v‖² with d the bucket's length, the largest
+    magnitude ("max") d n²/(4 s²). Takes bits · P + 32 · ⌈P / bucket⌉ bits. `bucket=None` is the whole vector.
+    """
+
+    bits: Annotated[int, Field(strict=True, ge=2, le=8)] = 4
+    bucket: Count | None = 512
+    norm: Literal["l2", "max"] = "l2"
+
+    @property
+    def levels(self) -> int:
+        return 2 ** (self.bits - 1) - 1
+
+    def encode(self, vector: Tensor, generator: torch.Generator) -> bytes:
+        buckets = _buckets(_single(vector), self.bucket)  # [N, B], zeros behind the end
+        order = 2 if self.norm == "l2" else math.inf
+        exact = torch.linalg.vector_norm(buckets, ord=order, dim=1, keepdim=True, dtype=torch.float64)
+        norms = exact.float()
+        # Rounded up, or a lone number could be larger than its norm.
+        norms = torch.where(norms < exact, torch.nextafter(norms, torch.tensor(math.inf)), norms)
+        if not bool(torch.isfinite(norms).all()):
+            raise FlatfedError("compress: a bucket's norm is beyond single precision; use norm = 'max'")
+        codes = torch.empty(buckets.shape, dtype=torch.uint8)
+        rows = max(1, BLOCK // buckets.shape[1])
+        for start in range(0, len(buckets), rows):
+            block = slice(start, start + rows)
+            codes[block] = self._codes(buckets[block], norms[block], generator)
+        packed = pack(codes.flatten()[: len(vector)].numpy(), self.bits)
+        return _sealed(norms.numpy().tobytes() + packed)
+
+    def _codes(self, values: Tensor, norms: Tensor, generator: torch.Generator) -> Tensor:
+        """A magnitude in the lower bits and the sign above them, for values [N, B] and norms [N, 1]."""
+        fraction = values.abs().div_(torch.where(norms > 0, norms, 1)).mul_(self.levels)
+        levels = fraction.floor()
+        # Compared with the fraction, not added to it: a number that is on a level then stays there.
+        levels += torch.rand(levels.shape, generator=generator) < fraction.sub_(levels)
+        codes = levels.clamp_(max=self.levels).to(torch.uint8)
+        return codes | (((values < 0) & (codes > 0)).to(torch.uint8) << (self.bits - 1))
+
+    def decode(self, payload: bytes, size: int, dtype: torch.dtype) -> Tensor:
+        count = -(-size // (self.bucket or max(1, size)))
+        body = _opened(payload, 4 * count + packed_bytes(size, self.bits))
+        norms = _finite(np.frombuffer(body[: 4 * count], np.float32))
+        magnitudes = np.arange(self.levels + 1, dtype=np.float32) / np.float32(self.levels)
+        meaning = np.concatenate([magnitudes, -magnitudes])  # of each code
+        shares = torch.from_numpy(np.take(meaning, unpack(body[4 * count :], self.bits, size)))
+        return (_buckets(shares, self.bucket).mul_(norms[:, None])).flatten()[:size].to(dtype)
+
+
+@dataclass(frozen=True)
+class TopK(Compressor):
+    """The k = ⌈ratio · P⌉ largest magnitudes (ties by the lower index), zero elsewhere; biased.
+
+    ‖v − C(v)‖² ≤ (1 − k/P) ‖v‖². Takes 32 k bits and the positions, min(k ⌈log₂ P⌉, P) bits: a list of
+    indices or a bitmap, whichever is smaller.
+    """
+
+    ratio: PositiveShare = 0.1
+
+    def encode(self, vector: Tensor, generator: torch.Generator) -> bytes:
+        values = _single(vector).numpy()
+        size, kept = len(values), self.kept(len(values))
+        if size == 0:
+            return _sealed(b"")
+        magnitudes = np.abs(values)
+        threshold = np.partition(magnitudes, size - kept)[size - kept]
+        chosen = magnitudes > threshold
+        ties = np.flatnonzero(magnitudes == threshold)
+        chosen[ties[: kept - int(chosen.sum())]] = True
+        if self._lists_indices(size):
+            positions = _pack_wide(np.flatnonzero(chosen), _index_bits(size))
+        else:
+            positions = np.packbits(chosen).tobytes()
+        return _sealed(positions + values[chosen].tobytes())
+
+    def decode(self, payload: bytes, size: int, dtype: torch.dtype) -> Tensor:
+        kept = self.kept(size)
+        position_bits = kept * _index_bits(size) if self._lists_indices(size) else size
+        body = _opened(payload, -(-position_bits // 8) + 4 * kept)
+        positions, values = body[: len(body) - 4 * kept], body[len(body) - 4 * kept :]
+        if self._lists_indices(size):
+            chosen = _unpack_wide(positions, _index_bits(size), kept)
+        else:
+            chosen = np.flatnonzero(np.unpackbits(np.frombuffer(positions, np.uint8), count=size))
+        if len(chosen) != kept or (kept and (chosen[-1] >= size or bool((np.diff(chosen) <= 0).any()))):
+            raise FlatfedError(f"payload: its positions are not {kept} of {size} in order; it was damaged")
+        vector = torch.zeros(size, dtype=dtype)
+        vector[torch.from_numpy(chosen)] = _finite(np.frombuffer(values, np.float32)).to(dtype)
+        return vector
+
+    def kept(self, size: int) -> int:
+        return math.ceil(self.ratio * size)
+
+    def _lists_indices(self, size: int) -> bool:
+        return self.kept(size) * _index_bits(size) < size
+
+
+@dataclass(frozen=True)
+class Sign(Compressor):
+    """Signs times the mean magnitude of their bucket: (‖v‖₁/d) sign(v), with sign(0) = 1; biased.
+
+    ‖v − C(v)‖² = ‖v‖² − ‖v‖₁²/d in each bucket of length d. Takes P + 32 · ⌈P / bucket⌉ bits; `bucket=None`
+    is the whole vector.
+    """
+
+    bucket: Count | None = None
+
+    def encode(self, vector: Tensor, generator: torch.Generator) -> bytes:
+        values = _single(vector)
+        buckets = _buckets(values, self.bucket)
+        lengths = _buckets(torch.ones_like(values), self.bucket).sum(1, dtype=torch.float64)
+        scales = (buckets.abs().sum(1, dtype=torch.float64) / lengths).float()
+        return _sealed(scales.numpy().tobytes() + np.packbits((values < 0).numpy()).tobytes())
+
+    def decode(self, payload: bytes, size: int, dtype: torch.dtype) -> Tensor:
+        count = -(-size // (self.bucket or max(1, size)))
+        body = _opened(payload, 4 * count + -(-size // 8))
+        scales = _finite(np.frombuffer(body[: 4 * count], np.float32))
+        negative = np.unpackbits(np.frombuffer(body[4 * count :], np.uint8), count=size)
+        signs = 1 - 2 * torch.from_numpy(negative).float()
+        return (_buckets(signs, self.bucket) * scales[:, None]).flatten()[:size].to(dtype)
+
+
+@dataclass(frozen=True, config=ConfigDict(arbitrary_types_allowed=True))
+class ErrorFeedback(Compressor):
+    """EF: p = v + e is sent as C(p), and e ← p − C(p) is kept for the next time.
+
+    So Σ sent = Σ v − e: nothing is lost, only late. Clients that do not take part keep their e.
+    """
+
+    of: Compressor
+    remembers = True
+
+    def encode(self, vector: Tensor, generator: torch.Generator) -> bytes:
+        return self.of.encode(vector, generator)
+
+    def decode(self, payload: bytes, size: int, dtype: torch.dtype) -> Tensor:
+        return self.of.decode(payload, size, dtype)
+
+    def target(self, vector: Tensor, memory: Tensor) -> Tensor:
+        return vector + memory
+
+    def memory(self, target: Tensor, decoded: Tensor, memory: Tensor) -> Tensor:
+        return target - decoded
+
+
+@dataclass(frozen=True, config=ConfigDict(arbitrary_types_allowed=True))
+class ErrorFeedback21(ErrorFeedback):
+    """EF21: c = C(v − e) is sent and e ← e + c; the server's G ← G + (1/N) Σ c stands for the mean upload.
+
+    G is the mean of all N clients' e, so with few participants it is partly out of date, whatever C is.
+    """
+
+    estimates = True
+
+    def target(self, vector: Tensor, memory: Tensor) -> Tensor:
+        return vector - memory
+
+    def memory(self, target: Tensor, decoded: Tensor, memory: Tensor) -> Tensor:
+        return memory + decoded
+
+    def estimate(self, estimate: Tensor, mean: Tensor, cohort: Cohort) -> Tensor:
+        return estimate + cohort.fraction * mean
+
+
+def packed_bytes(count: int, bits: int) -> int:
+    return -(-count * bits // 8)
+
+
+def pack(codes: np.ndarray, bits: int) -> bytes:
+    """Numbers below 2^bits (at most 8 bits), eight of them in `bits` bytes, the first in the lowest bits."""
+    count = len(codes)
+    groups = np.zeros((-(-count // 8), 8), np.uint8)
+    groups.reshape(-1)[:count] = codes
+    words = np.zeros(len(groups), np.uint64)
+    for place in range(8):
+        words |= groups[:, place].astype(np.uint64) << np.uint64(bits * place)
+    packed = words.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :bits]
+    return packed.tobytes()[: packed_bytes(count, bits)]
+
+
+def unpack(packed: bytes, bits: int, count: int) -> np.ndarray:
+    """The inverse of `pack`."""
+    words = np.zeros((-(-count // 8), 8), np.uint8)
+    padded = np.zeros((len(words), bits), np.uint8)
+    padded.reshape(-1)[: len(packed)] = np.frombuffer(packed, np.uint8)
+    words[:, :bits] = padded
+    flat = words.view("<u8")[:, 0]
+    codes = np.empty((len(words), 8), np.uint8)
+    for place in range(8):
+        codes[:, place] = (flat >> np.uint64(bits * place)) & np.uint64(2**bits - 1)
+    return codes.reshape(-1)[:count]
+
+
+def _index_bits(size: int) -> int:
+    """⌈log₂ size⌉: what an index into a vector of this size takes."""
+    return max(0, size - 1).bit_length()
+
+
+def _pack_wide(numbers: np.ndarray, bits: int) -> bytes:
+    """Numbers of any width; slower than `pack`, for lists that are short."""
+    return np.packbits((numbers[:, None] >> np.arange(bits)) & 1).tobytes()
+
+
+def _unpack_wide(packed: bytes, bits: int, count: int) -> np.ndarray:
+    found = np.unpackbits(np.frombuffer(packed, np.uint8), count=count * bits)
+    return found.reshape(count, bits).astype(np.int64) @ (1 << np.arange(bits, dtype=np.int64))
+
+
+def _single(vector: Tensor) -> Tensor:
+    """A finite vector in single precision on the CPU."""
+    single = vector.detach().to("cpu", torch.float32).contiguous()
+    # The sum is cheap, and finite only if every number is; it may overflow though they are.
+    if not bool(torch.isfinite(single.sum())) and not bool(torch.isfinite(single).all()):
+        raise FlatfedError("compress: the vector has numbers that single precision cannot hold, or NaN")
+    return single
+
+
+def _buckets(vector: Tensor, width: int | None) -> Tensor:
+    """A vector [P] as rows [N, width], with zeros behind its end."""
+    width = width or max(1, len(vector))
+    return torch.nn.functional.pad(vector, (0, -len(vector) % width)).view(-1, width)
+
+
+def _finite(numbers: np.ndarray) -> Tensor:
+    if not np.isfinite(numbers).all():
+        raise FlatfedError("payload: it holds numbers that are not finite; it was damaged")
+    return torch.from_numpy(numbers.copy())
+
+
+def _sealed(body: bytes) -> bytes:
+    return body + zlib.crc32(body).to_bytes(CHECKSUM, "little")
+
+
+def _opened(payload: bytes, length: int) -> bytes:
+    """The body of a payload whose length and checksum are right."""
+    if len(payload) != length + CHECKSUM:
+        raise FlatfedError(
+            f"payload: {len(payload)} bytes where {length + CHECKSUM} belong; it was cut or damaged"
+        )
+    body = payload[:length]
+    if zlib.crc32(body) != int.from_bytes(payload[length:], "little"):
+        raise FlatfedError("payload: its checksum is wrong; it was damaged")
+    return body

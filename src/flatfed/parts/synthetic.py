@@ -1,0 +1,338 @@
+"""Samples that the server makes up from its own models, by matching their trajectory, and their uses.
+
+Inputs are as the model sees them: normalised floats. Sample j has the class j modulo the number of classes,
+so any run of consecutive samples is balanced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from flatfed.core import random
+from flatfed.core.algorithm import (
+    Carry,
+    ClientContext,
+    Cohort,
+    Gradient,
+    Oracle,
+    Server,
+    ServerContext,
+    Synthetic,
+    Work,
+    plus_shift,
+    unit,
+)
+from flatfed.core.errors import FlatfedError
+from flatfed.core.state import Dimensions, Size, State, Vector
+from flatfed.core.types import Count, Decay, NonNegative, Positive, Share
+from flatfed.parts.augment import augmented
+
+FIRST_DECAY, SECOND_DECAY, STABILITY = 0.9, 0.999, 1e-8
+"""Adam's usual constants."""
+SMALLEST_STEP = 1e-6
+RECENT = 20
+"""Iterations over which the recorded matching loss is a mean."""
+
+
+@dataclass(frozen=True)
+class TrajectoryMatching(Synthetic):
+    """Samples on which training from x_r leads to x_{r+span}, for the first `models` global models.
+
+    Once the last of them is known, `iterations` times: θ_0 = x_r for a random r; `steps` times
+    θ ← θ − a ∇ℓ(θ; samples); then a step down the gradient of L = ‖θ − x_{r+span}‖²/‖θ_0 − x_{r+span}‖²
+    for the samples and for a. One such step stands for a round, so a starts at Σ η_k unless `inner_rate` is
+    given.
+
+    `average_targets` matches the mean of at least two random models of the span; `soft_labels` also learns
+    the labels; `initial` is an .npz file with `inputs` and `targets` (0, 1, …, 0, 1, …) to start from in
+    place of noise.
+    """
+
+    models: Count = 32
+    samples_per_class: Count = 20
+    iterations: Count = 200
+    steps: Count = 3
+    span: Count | None = None
+    sample_rate: Positive = 0.05
+    inner_rate: Positive | None = None
+    inner_rate_rate: NonNegative = 1e-5
+    optimizer: Literal["adam", "sgd"] = "adam"
+    momentum: Decay = 0.0
+    inner_batch: Count | None = None
+    normalise: bool = True
+    soft_labels: bool = False
+    average_targets: bool = False
+    augment: bool = False
+    initial: str | None = None
+
+    needs_float_inputs = True
+    needs_classes = True
+    works_alone = True
+
+    def __post_init__(self) -> None:
+        if self.models <= self.reach:
+            raise FlatfedError(
+                f"models = {self.models}: matching over {self.reach} rounds needs at least {self.reach + 1}; "
+                "use more models or a smaller span"
+            )
+
+    @property
+    def reach(self) -> int:
+        return self.span or self.steps
+
+    @property
+    def server_vectors(self) -> tuple[Vector, ...]:
+        learned = self._learned
+        labels = self._per_sample("synthetic_labels", "one")
+        return (
+            Vector("trajectory", count=self.models),
+            *learned,
+            *(() if self.soft_labels else (labels,)),
+            *(
+                replace(vector, name=f"{vector.name}_{moment}", sent_once=False)
+                for vector in learned
+                for moment in ("first", "second")
+            ),
+            # Below zero: not yet.
+            Vector("matching_losses", "one", initial=-1.0, count=self.iterations),
+            Vector("synthetic_ready", "one", sent_once=True),
+        )
+
+    @property
+    def _learned(self) -> tuple[Vector, ...]:
+        labels = self._per_sample("synthetic_labels", "classes")
+        return (
+            self._per_sample("synthetic_inputs", "inputs"),
+            *((labels,) if self.soft_labels else ()),
+            Vector("synthetic_step", "one"),
+        )
+
+    def _per_sample(self, name: str, size: Size) -> Vector:
+        return Vector(name, size, count=self.samples_per_class, per_class=True, sent_once=True)
+
+    def before_round(self, server: State, context: ServerContext) -> Iterator[Work]:
+        if context.round >= self.models:
+            return
+        trajectory = server["trajectory"].clone().view(self.models, -1)
+        trajectory[context.round] = server["model"]
+        state = {**server, "trajectory": trajectory.flatten()}
+        if context.round < self.models - 1:
+            yield Work({"trajectory": state["trajectory"]})
+            return
+        done = int((server["matching_losses"] >= 0).sum())
+        if done == 0:
+            state |= self._first(state, context)
+        for iteration in range(done, self.iterations):
+            state |= self._iteration(state, iteration, context)
+            losses = state["matching_losses"]
+            recent = float(losses[max(0, iteration - RECENT + 1) : iteration + 1].mean())
+            kept = {vector.name: state[vector.name] for vector in self.server_vectors}
+            yield Work(kept, {"matching_loss": recent}, iteration + 1, self.iterations)
+        once = sum(state[vector.name].nbytes for vector in self.server_vectors if vector.sent_once)
+        ready = {"synthetic_ready": torch.ones_like(server["synthetic_ready"])}
+        yield Work(ready, {"bytes_down": context.population * once}, self.iterations, self.iterations)
+
+    def _first(self, server: State, context: ServerContext) -> dict[str, Tensor]:
+        """Noise or the user's samples, their labels, and the first inner step size."""
+        dimensions, like = context.dimensions, server["synthetic_inputs"]
+        classes = torch.arange(self.samples_per_class * dimensions.classes) % dimensions.classes
+        if self.initial is None:
+            generator = random.torch_generator(context.seed, "synthetic noise")
+            inputs = torch.randn(like.shape, generator=generator)
+        else:
+            inputs = _user_samples(Path(self.initial), classes, dimensions).flatten()
+        # Soft labels are logits; a margin of a few units is a confident, still movable start.
+        labels = 5.0 * F.one_hot(classes).flatten() if self.soft_labels else classes
+        rate = context.total_rate if self.inner_rate is None else self.inner_rate
+        return {
+            "synthetic_inputs": inputs.to(like),
+            "synthetic_labels": labels.to(like),
+            "synthetic_step": like.new_tensor([rate]),
+        }
+
+    def _iteration(self, server: State, iteration: int, context: ServerContext) -> dict[str, Tensor]:
+        generator = random.torch_generator(context.seed, "distillation", iteration)
+        trajectory = server["trajectory"].view(self.models, -1)
+        first = int(torch.randint(self.models - self.reach, (), generator=generator))
+        target = self._target(trajectory[first + 1 : first + self.reach + 1], generator)
+        names = [vector.name for vector in self._learned]
+        with torch.enable_grad():
+            learned = {name: server[name].detach().requires_grad_() for name in names}
+            reached = self._trained(trajectory[first], {**server, **learned}, context, generator)
+            loss = (reached - target).square().sum()
+            if self.normalise:
+                loss = loss / (trajectory[first] - target).square().sum().clamp(min=1e-30)
+            slopes = torch.autograd.grad(loss, list(learned.values()))
+        losses = server["matching_losses"].clone()
+        losses[iteration] = loss.detach()
+        if not bool(torch.isfinite(losses[iteration])):
+            raise FlatfedError(
+                f"synthetic: the matching loss of iteration {iteration + 1} is {float(loss):g}; lower "
+                f"sample_rate (now {self.sample_rate:g}) or inner_rate"
+            )
+        changed = {"matching_losses": losses}
+        for name, slope in zip(names, slopes, strict=True):
+            rate = self.inner_rate_rate if name == "synthetic_step" else self.sample_rate
+            changed |= self._descended(name, server, slope, rate, iteration + 1)
+        changed["synthetic_step"] = changed["synthetic_step"].clamp(min=SMALLEST_STEP)
+        return changed
+
+    def _target(self, window: Tensor, generator: torch.Generator) -> Tensor:
+        """The last model of the window [span, P], or the mean of at least two of it."""
+        if not self.average_targets or len(window) == 1:
+            return window[-1]
+        several = int(torch.randint(2, len(window) + 1, (), generator=generator))
+        return window[torch.randperm(len(window), generator=generator)[:several]].mean(0)
+
+    def _trained(
+        self, start: Tensor, server: State, context: ServerContext, generator: torch.Generator
+    ) -> Tensor:
+        """θ after the inner steps, as a differentiable function of what is learned."""
+        inputs, targets = samples_of(server, context.dimensions.input_shape)
+        point = start.detach().requires_grad_()
+        order = torch.randperm(len(inputs), generator=generator)
+        for step in range(self.steps):
+            batch, labels = inputs, targets
+            if self.inner_batch is not None and self.inner_batch < len(inputs):
+                chosen = order[_window(step, self.inner_batch, len(inputs))]
+                batch, labels = inputs[chosen], targets[chosen]
+            if self.augment:
+                batch = augmented(batch, generator)
+            loss = context.loss(point, batch, labels)
+            (slope,) = torch.autograd.grad(loss, point, create_graph=True)
+            point = point - server["synthetic_step"] * slope
+        return point
+
+    def _descended(
+        self, name: str, server: State, slope: Tensor, rate: float, count: int
+    ) -> dict[str, Tensor]:
+        """One step of the optimizer and its moments."""
+        first, second = server[f"{name}_first"], server[f"{name}_second"]
+        if self.optimizer == "sgd":
+            first = self.momentum * first + slope
+            return {name: server[name] - rate * first, f"{name}_first": first}
+        first = torch.lerp(slope, first, FIRST_DECAY)
+        second = torch.lerp(slope.square(), second, SECOND_DECAY)
+        size = (second / (1 - SECOND_DECAY**count)).sqrt() + STABILITY
+        step = rate * first / (1 - FIRST_DECAY**count) / size
+        return {name: server[name] - step, f"{name}_first": first, f"{name}_second": second}
+
+
+@dataclass(frozen=True)
+class SyntheticMix(Gradient):
+    """g(y + ε) with ε = ρ u(β g(y) + (1 − β) ∇ℓ(y; synthetic batch)); until there are samples, β = 1.
+
+    Each step takes the next `batch` synthetic samples, in a circle.
+    """
+
+    radius: NonNegative
+    local_weight: Share = 0.9
+    batch: Count = 128
+
+    @property
+    def evaluations(self) -> int:
+        return 3
+
+    @property
+    def receives(self) -> tuple[str, ...]:
+        return ("synthetic_inputs", "synthetic_labels", "synthetic_ready")
+
+    def begin(self, context: ClientContext) -> Carry:
+        ready = bool(context.received["synthetic_ready"][0])
+        return {"step": torch.tensor(0)} if ready else {}
+
+    def gradient(
+        self, point: Tensor, oracle: Oracle, context: ClientContext, carry: Carry
+    ) -> tuple[Tensor, Carry]:
+        ascent = oracle(point)
+        if "step" in carry and self.local_weight < 1:
+            inputs, targets = samples_of(context.received, context.input_shape)
+            chosen = _window(int(carry["step"]), min(self.batch, len(inputs)), len(inputs))
+            there = oracle.elsewhere(point, inputs[chosen], targets[chosen])
+            ascent = torch.lerp(there, ascent, self.local_weight)
+            carry = {"step": carry["step"] + 1}
+        return oracle(point + self.radius * unit(ascent)), carry
+
+
+@dataclass(frozen=True)
+class FineTune(Server):
+    """x + Δ̄, then `epochs` passes of Adam over the synthetic samples; until there are any, x + Δ̄ alone.
+
+    With `aggregate=False` the clients' displacement is ignored once there are samples.
+    """
+
+    epochs: Count = 20
+    rate: Positive = 1e-4
+    batch: Count = 256
+    augment: bool = True
+    aggregate: bool = True
+
+    works_alone = True
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("synthetic_inputs", "synthetic_labels", "synthetic_ready")
+
+    def update(
+        self, server: State, displacement: Tensor, shift: Tensor | None, cohort: Cohort
+    ) -> dict[str, Tensor]:
+        ignored = not self.aggregate and bool(server["synthetic_ready"][0])
+        model = server["model"] if ignored else server["model"] + displacement
+        return {"model": plus_shift(model, shift)}
+
+    def refine(self, server: State, context: ServerContext) -> dict[str, Tensor]:
+        if not bool(server["synthetic_ready"][0]):
+            return {}
+        inputs, targets = samples_of(server, context.dimensions.input_shape)
+        generator = random.torch_generator(context.seed, "fine tuning", context.round)
+        point = server["model"].clone().requires_grad_()
+        optimizer = torch.optim.Adam([point], lr=self.rate)
+        with torch.enable_grad():
+            for _ in range(self.epochs):
+                for chosen in torch.randperm(len(inputs), generator=generator).split(self.batch):
+                    batch = augmented(inputs[chosen], generator) if self.augment else inputs[chosen]
+                    optimizer.zero_grad()
+                    context.loss(point, batch, targets[chosen]).backward()
+                    optimizer.step()
+        return {"model": point.detach()}
+
+
+def samples_of(vectors: Mapping[str, Tensor], input_shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Synthetic inputs [n, …] and labels [n], or probabilities [n, classes] where these were learned."""
+    inputs = vectors["synthetic_inputs"].view(-1, *input_shape)
+    labels = vectors["synthetic_labels"]
+    hard = len(labels) == len(inputs)
+    return inputs, labels.long() if hard else labels.view(len(inputs), -1).softmax(1)
+
+
+def _window(step: int, size: int, count: int) -> Tensor:
+    """The positions of the step's batch when batches follow each other in a circle."""
+    return (step * size + torch.arange(size)) % count
+
+
+def _user_samples(path: Path, classes: Tensor, dimensions: Dimensions) -> Tensor:
+    """The samples of an .npz file, which must fit in number, shape and order."""
+    where = f"synthetic.initial = {str(path)!r}"
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            inputs, targets = stored["inputs"], stored["targets"]
+    except (OSError, ValueError, KeyError) as error:
+        raise FlatfedError(f"{where}: cannot be read as .npz with inputs and targets ({error})") from None
+    expected = (len(classes), *dimensions.input_shape)
+    if inputs.shape != expected or not np.isfinite(inputs).all():
+        raise FlatfedError(
+            f"{where}: its inputs are {list(inputs.shape)} {inputs.dtype}; give finite floats "
+            f"{list(expected)}, normalised as the model sees them"
+        )
+    if not np.array_equal(targets, classes.numpy()):
+        raise FlatfedError(f"{where}: its targets must run 0, 1, …, {dimensions.classes - 1}, 0, 1, …")
+    return torch.from_numpy(np.asarray(inputs, np.float64))
