@@ -12,6 +12,7 @@ from torch import Tensor
 from flatfed.core import random
 from flatfed.core.errors import FlatfedError
 from flatfed.core.flat import Layout
+from flatfed.core.state import State
 from flatfed.core.types import Count, Positive, Seed
 from flatfed.data.federation import Samples
 from flatfed.diagnostics.subject import Subject, Tick, examine_folder, silent
@@ -100,6 +101,37 @@ def surface(
     }
 
 
+def between(
+    subject: Subject,
+    end: Tensor,
+    end_buffers: State,
+    position: Sequence[float],
+    samples: int | None = None,
+    tick: Tick = silent,
+) -> dict[str, Any]:
+    """Losses on the straight line from the subject's model (position 0) to another (position 1).
+
+    Running statistics are interpolated like the model.
+    """
+    train, test = subject.training_data(samples), subject.test_data(samples)
+    on_train, on_test = [], []
+    for number, place in enumerate(position):
+        model = torch.lerp(subject.model, end, place)
+        buffers = {
+            name: torch.lerp(value, end_buffers[name], place) if value.is_floating_point() else value
+            for name, value in subject.buffers.items()
+        }
+        on_train.append(subject.engine.evaluate(model, buffers, train))
+        on_test.append(subject.engine.evaluate(model, buffers, test) if test else {})
+        tick((number + 1) / len(position))
+    return {
+        "position": list(position),
+        "train_loss": [found["loss"] for found in on_train],
+        "test_loss": [found["loss"] for found in on_test] if test else None,
+        "test_accuracy": [found["accuracy"] for found in on_test] if "accuracy" in on_test[0] else None,
+    }
+
+
 def line(
     subject: Subject,
     *,
@@ -109,10 +141,9 @@ def line(
     samples: Count | None = 2000,
     tick: Tick = silent,
 ) -> dict[str, Any]:
-    """Losses on the straight line from this run's model (position 0) to another's (position 1).
+    """Losses on the straight line to the model of another run, whose folder is `other`.
 
-    `other` is the other run's folder; the line goes on `beyond` both ends. Running statistics are
-    interpolated like the model.
+    The line goes on `beyond` both ends. For models without a run folder there is `between`.
     """
     if not other:
         raise FlatfedError("line: needs the other run's folder; give --set other=RUN")
@@ -124,24 +155,7 @@ def line(
             )
         end, end_buffers = second.model.to(subject.model), second.buffers
     position = torch.linspace(-beyond, 1 + beyond, points).tolist()
-    train, test = subject.training_data(samples), subject.test_data(samples)
-    on_train, on_test = [], []
-    for number, place in enumerate(position):
-        model = torch.lerp(subject.model, end, place)
-        buffers = {
-            name: torch.lerp(value, end_buffers[name], place) if value.is_floating_point() else value
-            for name, value in subject.buffers.items()
-        }
-        on_train.append(subject.engine.evaluate(model, buffers, train))
-        on_test.append(subject.engine.evaluate(model, buffers, test) if test else {})
-        tick((number + 1) / points)
-    return {
-        "other": other,
-        "position": position,
-        "train_loss": [found["loss"] for found in on_train],
-        "test_loss": [found["loss"] for found in on_test] if test else None,
-        "test_accuracy": [found["accuracy"] for found in on_test] if "accuracy" in on_test[0] else None,
-    }
+    return {"other": other, **between(subject, end, end_buffers, position, samples, tick)}
 
 
 def widest_plane(displacements: Tensor) -> Tensor:
