@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import threading
 import time
@@ -17,10 +18,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import flatfed as ff
-from flatfed.core import flat
 from flatfed.core.sampling import batches
 from flatfed.data.federation import Samples
-from flatfed.engines import local, planning, worker
+from flatfed.engines import local, worker
 
 CLASSES = 3
 
@@ -526,25 +526,39 @@ def test_buffers_move_by_the_mean_change(algorithm, weighting):
     assert int(run.model[2].num_batches_tracked) == 4
 
 
-def test_a_worker_trains_several_clients_as_if_each_were_alone():
-    model, data, algorithm = normalised(), federation(), ff.scaffold()
-    settings = ff.Settings(**options(weighting="samples"))
-    plan = planning.make_plan(model, data, algorithm, F.cross_entropy, settings, {})
-    one = worker.Worker(plan, model, data)
-    vector, buffers = plan.layout.vector(model), flat.buffers_of(model)
-    received = {"model": vector, "control": torch.zeros_like(vector)}
-    states = [{"control": torch.full_like(vector, 0.1 * client)} for client in range(3)]
-    together, new_states = one.train([0, 1, 2], received, buffers, states, 4)
-    expected = worker.Totals()
-    for client in range(3):
-        totals, (new_state,) = one.train([client], received, buffers, [states[client]], 4)
-        expected.add(totals)
-        assert torch.equal(new_state["control"], new_states[client]["control"])
-    assert together.weight == expected.weight == 24
-    assert together.loss == expected.loss
-    for ours, theirs in ((together.upload, expected.upload), (together.buffers, expected.buffers)):
-        assert ours.keys() == theirs.keys()
-        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+def numbered_totals(count: int) -> list[worker.Totals]:
+    """Sums whose order of addition shows in their last bits."""
+    generator = torch.Generator().manual_seed(1)
+    return [
+        worker.Totals(
+            weight=1.0, upload={"displacement": torch.randn(50, generator=generator)}, loss=float(place) / 3
+        )
+        for place in range(count)
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 8, 13])
+def test_a_sum_has_the_same_bits_however_its_stretches_are_handed_out(count):
+    totals = numbered_totals(count)
+    whole = worker.OrderedSum()
+    for place, own in enumerate(totals):
+        whole.add(worker.Piece(place, 1, own))
+    expected = whole.total()
+    assert torch.allclose(
+        expected.upload["displacement"], sum(each.upload["displacement"] for each in totals)
+    )
+    assert expected.weight == count
+    for first, second in itertools.combinations_with_replacement(range(count + 1), 2):
+        merged = worker.OrderedSum()
+        for start, stop in ((0, first), (first, second), (second, count)):
+            stretch = worker.OrderedSum()
+            for place in range(start, stop):
+                stretch.add(worker.Piece(place, 1, totals[place]))
+            assert len(stretch.pieces) <= 2 * max(1, (stop - start).bit_length())
+            for piece in stretch.pieces:
+                merged.add(piece)
+        assert torch.equal(merged.total().upload["displacement"], expected.upload["displacement"])
+        assert merged.total().loss == expected.loss
 
 
 def test_counters_are_rounded_to_the_mean():
@@ -856,14 +870,14 @@ def test_uploads_stream_through(path, monkeypatch):
         uploads.append(weakref.ref(totals.upload["displacement"]))
         return totals, states
 
-    class SlowTotals(local.Totals):
-        def add(self, other: local.Totals) -> None:
+    class SlowSum(local.OrderedSum):
+        def add(self, piece: local.Piece) -> None:
             time.sleep(0.004)
             alive.append(sum(each() is not None for each in uploads))
-            super().add(other)
+            super().add(piece)
 
     monkeypatch.setattr(worker.Worker, "train", watched)
-    monkeypatch.setattr(local, "Totals", SlowTotals)
+    monkeypatch.setattr(local, "OrderedSum", SlowSum)
     peaks = {}
     for chunks in (12, 48):
         uploads.clear()

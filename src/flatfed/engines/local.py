@@ -31,7 +31,7 @@ from flatfed.core.state import ClientStore, State
 from flatfed.data.federation import ClientData, Federation, Samples
 from flatfed.engines.oracles import UNEXPECTED_DRAWS, MatrixGradients
 from flatfed.engines.planning import make_plan
-from flatfed.engines.worker import Metric, Totals, Worker
+from flatfed.engines.worker import Metric, OrderedSum, Piece, Totals, Worker
 
 MATRIX_CLIENTS = 64
 """Clients in one chunk of the matrix path."""
@@ -121,13 +121,13 @@ class LocalEngine:
 
         size = MATRIX_CLIENTS if self.plan.path == "matrix" else 1
         before = torch.get_rng_state()
-        totals = Totals()
+        total = OrderedSum()
         chunks = (clients[start : start + size] for start in range(0, len(clients), size))
-        for part in self._in_order(work, chunks):
-            totals.add(part)
+        for place, part in enumerate(self._in_order(work, chunks)):
+            total.add(Piece(place, 1, part))
         if not self.plan.draws_random_numbers and not torch.equal(before, torch.get_rng_state()):
             raise FlatfedError(UNEXPECTED_DRAWS)
-        return totals.mean()
+        return total.total().mean()
 
     def evaluate(self, model: Tensor, buffers: State, data: Samples) -> dict[str, float]:
         """Mean loss and metrics of a model on some samples, in evaluation mode."""

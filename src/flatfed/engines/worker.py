@@ -7,7 +7,8 @@ A worker owns a private copy of the model. It trains one client in place, or a c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -41,49 +42,36 @@ class Totals:
     loss: float = 0.0
     evaluations: int = 0
     """Minibatch gradients taken."""
+    bytes_up: int = 0
+    """What the uploads take on the wire, without buffers."""
     drift: float = 0.0
     """Of the squared distance from the received model, meaned over the steps."""
     squared: float = 0.0
     """Of the squared length of the displacement."""
-    bytes_up: int = 0
-    """What the uploads take on the wire, without buffers."""
 
-    def add(self, other: Totals) -> None:
-        """In place; must be called in the order of the chunks."""
-        for own, new in (
-            (self.upload, other.upload),
-            (self.moved, other.moved),
-            (self.buffers, other.buffers),
-        ):
-            for name, value in new.items():
-                if name in own:
-                    own[name] += value
-                else:
-                    own[name] = value.clone()
-        self.weight += other.weight
-        self.rate += other.rate
-        self.loss += other.loss
-        self.evaluations += other.evaluations
-        self.drift += other.drift
-        self.squared += other.squared
-        self.bytes_up += other.bytes_up
-
-    def mean(self) -> Totals:
-        def divided(vectors: State) -> dict[str, Tensor]:
-            return {name: value / self.weight for name, value in vectors.items()}
+    def plus(self, other: Totals) -> Totals:
+        def added(left: Any, right: Any) -> Any:
+            if isinstance(left, dict):
+                return {name: value + right[name] for name, value in left.items()}
+            return left + right
 
         return Totals(
-            weight=self.weight,
-            upload=divided(self.upload),
-            moved=divided(self.moved),
-            buffers=divided(self.buffers),
-            rate=self.rate / self.weight,
-            loss=self.loss / self.weight,
-            evaluations=self.evaluations,
-            drift=self.drift / self.weight,
-            squared=self.squared / self.weight,
-            bytes_up=self.bytes_up,
+            **{each.name: added(getattr(self, each.name), getattr(other, each.name)) for each in fields(self)}
         )
+
+    def mean(self) -> Totals:
+        """Sums over clients divided by their weight; what is counted stays a count."""
+
+        def divided(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {name: tensor / self.weight for name, tensor in value.items()}
+            return value / self.weight
+
+        counted = {"weight", "evaluations", "bytes_up"}
+        means = {
+            each.name: divided(getattr(self, each.name)) for each in fields(self) if each.name not in counted
+        }
+        return replace(self, **means)
 
     @property
     def displacement(self) -> Tensor:
@@ -94,6 +82,39 @@ class Totals:
     def flatness_distance(self) -> float:
         """mean ‖Δ_i − Δ̄‖² of the mean totals, as the mean square less the square of the mean."""
         return max(0.0, self.squared - float(torch.linalg.vector_norm(self.displacement)) ** 2)
+
+
+class Piece(NamedTuple):
+    """The sum over `length` consecutive places of a cohort."""
+
+    start: int
+    length: int
+    totals: Totals
+
+
+class OrderedSum:
+    """A sum over a cohort whose bits do not depend on who added up which stretch of it.
+
+    Places are added in pairs, pairs of pairs and so on, always the same ones. Whoever has a stretch of places
+    sums it as far as that goes and hands on the few pieces that are left; the pieces must come in order.
+    """
+
+    def __init__(self) -> None:
+        self.pieces: list[Piece] = []
+
+    def add(self, piece: Piece) -> None:
+        while self.pieces:
+            before = self.pieces[-1]
+            if before.length != piece.length or before.start % (2 * piece.length):
+                break
+            piece = Piece(before.start, 2 * piece.length, self.pieces.pop().totals.plus(piece.totals))
+        self.pieces.append(piece)
+
+    def total(self) -> Totals:
+        *others, last = (piece.totals for piece in self.pieces)
+        for totals in reversed(others):
+            last = totals.plus(last)
+        return last
 
 
 @dataclass(frozen=True)
@@ -137,17 +158,14 @@ class Worker:
         states: Sequence[State],
         round_number: int,
     ) -> tuple[Totals, list[dict[str, Tensor]]]:
-        """The sums of some clients' rounds and their new vectors, in the order of `members`."""
+        """The sums of a chunk's rounds and its clients' new vectors; the client path takes one at a time."""
         load_buffers(self.bound.module, buffers)
         self.bound.module.train()
         if self.plan.path == "matrix":
             return self._train_matrix(members, received, states, round_number)
-        totals, new_states = Totals(), []
-        for client, state in zip(members, states, strict=True):
-            own, new_state = self._train_client(client, received, buffers, state, round_number)
-            totals.add(own)
-            new_states.append(new_state)
-        return totals, new_states
+        (client,), (state,) = members, states
+        totals, new_state = self._train_client(client, received, buffers, state, round_number)
+        return totals, [new_state]
 
     def evaluate(self, model: Tensor, buffers: State, samples: Samples) -> Tensor:
         """The mean loss and the metrics of a model on stored samples, in evaluation mode."""
@@ -352,10 +370,8 @@ class Worker:
         return transform.train(inputs, generator)
 
     def _moved(self, result: ClientResult) -> dict[str, Tensor]:
-        as_it_is = result.upload["displacement"] is result.moved
-        if as_it_is and "displacement" not in self.plan.algorithm.compressed:
-            return {}
-        return {"moved": result.moved}
+        unchanged = result.upload["displacement"] is result.moved and not self.plan.algorithm.compressed
+        return {} if unchanged else {"moved": result.moved}
 
     def _full_passes(self, samples: int) -> int:
         """Minibatch gradients that a client's passes over all of its data count as."""

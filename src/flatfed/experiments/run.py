@@ -363,11 +363,7 @@ class _Training:
             "participants": clients,
             "lr": settings.rate(self.round),
             "update_norm": float(torch.linalg.vector_norm(mean.upload["displacement"])),
-            **{
-                f"state_norm_{name}": float(torch.linalg.vector_norm(value))
-                for name, value in server.items()
-                if len(value) == self.plan.layout.size
-            },
+            **{f"state_norm_{name}": float(server[name].norm()) for name in self._watched},
             "flatness_distance": mean.flatness_distance,
             "client_drift": mean.drift,
             "bytes_down": clients * (down + buffer_bytes),
@@ -384,6 +380,12 @@ class _Training:
             found = engine.evaluate(model, buffers, test)
             record |= {f"test_{name}": value for name, value in found.items()}
         return record
+
+    @property
+    def _watched(self) -> list[str]:
+        """The server's vectors that are as long as the model."""
+        alike = (each for each in self.algorithm.server_vectors if each.size == "model" and each.count == 1)
+        return ["model", *(vector.name for vector in alike)]
 
     def _check_finite(self, mean: Totals) -> None:
         if not math.isfinite(mean.loss):
