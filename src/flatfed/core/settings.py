@@ -54,8 +54,12 @@ class Settings(BaseModel):
     """Evaluate the global model, or the mean of the participants' models."""
     seed: Seed = 0
     device: str = "cpu"
+    engine: Literal["local", "ray"] = "local"
+    """Clients are trained by threads of this machine or by a Ray cluster. Results do not depend on it."""
+    ray_address: str | None = None
+    """The Ray cluster to join; without one, Ray is started on this machine."""
     workers: Count | None = None
-    """Worker threads; one per available core unless given. Results do not depend on it."""
+    """Workers; one per available core unless given. Results do not depend on it."""
     path: Literal["auto", "matrix", "client"] = "auto"
     """Train chunks of clients as one matrix, or client by client; chosen from model and shapes if auto."""
     client_memory: NonNegative = 1024.0
@@ -124,6 +128,8 @@ class SettingsOptions(TypedDict, total=False):
     evaluate: Literal["broadcast", "active_mean"]
     seed: int
     device: str
+    engine: Literal["local", "ray"]
+    ray_address: str | None
     workers: int | None
     path: Literal["auto", "matrix", "client"]
     client_memory: float

@@ -24,14 +24,13 @@ from torch import Tensor, nn
 
 from flatfed.core import random
 from flatfed.core.algorithm import Algorithm
-from flatfed.core.errors import FlatfedError
 from flatfed.core.flat import Loss, buffers_of, load_buffers
 from flatfed.core.settings import Settings
 from flatfed.core.state import ClientStore, State
 from flatfed.data.federation import ClientData, Federation, Samples
-from flatfed.engines.oracles import UNEXPECTED_DRAWS, MatrixGradients
+from flatfed.engines.oracles import MatrixGradients
 from flatfed.engines.planning import make_plan
-from flatfed.engines.worker import Metric, OrderedSum, Piece, Totals, Worker
+from flatfed.engines.worker import Metric, OrderedSum, Piece, Totals, Worker, no_unexpected_draws
 
 MATRIX_CLIENTS = 64
 """Clients in one chunk of the matrix path."""
@@ -101,33 +100,34 @@ class LocalEngine:
         clients: Sequence[int],
     ) -> Totals:
         """The participants' weighted mean uploads; their new vectors are staged in the store."""
+        size = MATRIX_CLIENTS if self.plan.path == "matrix" else 1
+        chunks = [clients[start : start + size] for start in range(0, len(clients), size)]
+        total = OrderedSum()
+        for piece in self._pieces(received, buffers, store, round_number, chunks):
+            total.add(piece)
+        return total.total().mean()
+
+    def _pieces(
+        self,
+        received: State,
+        buffers: State,
+        store: ClientStore,
+        round_number: int,
+        chunks: Sequence[Sequence[int]],
+    ) -> Iterator[Piece]:
+        """The sums of the chunks, in their order."""
 
         def work(members: Sequence[int]) -> Totals:
             states = [store.read(client, received["model"]) for client in members]
-            try:
-                with self._worker() as worker:
-                    totals, new_states = worker.train(members, received, buffers, states, round_number)
-            except FlatfedError:
-                raise
-            except (RuntimeError, ValueError, IndexError, TypeError) as error:
-                who = f"client {members[0]}" if len(members) == 1 else f"one of clients {list(members)}"
-                reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-                raise FlatfedError(
-                    f"round {round_number + 1}: the model cannot be trained on the data of {who}: {reason}"
-                ) from error
+            with self._worker() as worker:
+                totals, new_states = worker.train(members, received, buffers, states, round_number)
             for client, state in zip(members, new_states, strict=True):
                 store.stage(client, state)
             return totals
 
-        size = MATRIX_CLIENTS if self.plan.path == "matrix" else 1
-        before = torch.get_rng_state()
-        total = OrderedSum()
-        chunks = (clients[start : start + size] for start in range(0, len(clients), size))
-        for place, part in enumerate(self._in_order(work, chunks)):
-            total.add(Piece(place, 1, part))
-        if not self.plan.draws_random_numbers and not torch.equal(before, torch.get_rng_state()):
-            raise FlatfedError(UNEXPECTED_DRAWS)
-        return total.total().mean()
+        with no_unexpected_draws(self.plan):
+            for place, totals in enumerate(self._in_order(work, chunks)):
+                yield Piece(place, 1, totals)
 
     def evaluate(self, model: Tensor, buffers: State, data: Samples) -> dict[str, float]:
         """Mean loss and metrics of a model on some samples, in evaluation mode."""

@@ -7,6 +7,7 @@ A worker owns a private copy of the model. It trains one client in place, or a c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
@@ -15,14 +16,14 @@ from torch import Tensor, nn
 
 from flatfed.core import random
 from flatfed.core.algorithm import Algorithm, ClientContext
-from flatfed.core.errors import DivergedError
+from flatfed.core.errors import DivergedError, FlatfedError
 from flatfed.core.flat import BoundModel, Layout, Loss, buffer_change, load_buffers
 from flatfed.core.rounds import ClientResult, client_round, send
 from flatfed.core.sampling import batches
 from flatfed.core.settings import Settings
 from flatfed.core.state import Dimensions, State
 from flatfed.data.federation import ClientData, Federation, Samples, stacked_batch
-from flatfed.engines.oracles import MatrixGradients, MatrixOracle, ModuleOracle
+from flatfed.engines.oracles import UNEXPECTED_DRAWS, MatrixGradients, MatrixOracle, ModuleOracle
 
 FULL_GRADIENT_SLICE = 512
 
@@ -142,6 +143,15 @@ class Plan:
         return torch.Generator(self.device).manual_seed(random.key(self.settings.seed, "evaluation"))
 
 
+@contextmanager
+def no_unexpected_draws(plan: Plan) -> Iterator[None]:
+    """Refuses a training that touched torch's global random stream though its model seemed not to draw."""
+    before = torch.get_rng_state()
+    yield
+    if not plan.draws_random_numbers and not torch.equal(before, torch.get_rng_state()):
+        raise FlatfedError(UNEXPECTED_DRAWS)
+
+
 class Worker:
     """One model and the data, ready to train clients and to evaluate."""
 
@@ -159,6 +169,25 @@ class Worker:
         round_number: int,
     ) -> tuple[Totals, list[dict[str, Tensor]]]:
         """The sums of a chunk's rounds and its clients' new vectors; the client path takes one at a time."""
+        try:
+            return self._train(members, received, buffers, states, round_number)
+        except FlatfedError:
+            raise
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            who = f"client {members[0]}" if len(members) == 1 else f"one of clients {list(members)}"
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise FlatfedError(
+                f"round {round_number + 1}: the model cannot be trained on the data of {who}: {reason}"
+            ) from error
+
+    def _train(
+        self,
+        members: Sequence[int],
+        received: State,
+        buffers: State,
+        states: Sequence[State],
+        round_number: int,
+    ) -> tuple[Totals, list[dict[str, Tensor]]]:
         load_buffers(self.bound.module, buffers)
         self.bound.module.train()
         if self.plan.path == "matrix":

@@ -368,7 +368,7 @@ def save_module(module: nn.Module, path: Path) -> None:
 
 
 # Settings that do not change the numbers of a round, so that a run may go on under other ones.
-FREE_SETTINGS = {"rounds", "workers", "client_memory", "checkpoint_every"}
+FREE_SETTINGS = {"rounds", "engine", "ray_address", "workers", "client_memory", "checkpoint_every"}
 
 
 def _first_difference(before: Any, now: Any, name: str = "") -> str | None:

@@ -135,7 +135,7 @@ def train(
         metrics = default_metrics(loss)
     if _is_cross_entropy(loss):
         _check_labels(model, federation)
-    engine = LocalEngine(model, federation, algorithm, loss, settings, metrics)
+    engine = _engine(settings)(model, federation, algorithm, loss, settings, metrics)
     try:
         training = _Training(model, engine, Path(folder) if folder is not None else None, config)
         try:
@@ -145,6 +145,14 @@ def train(
                 training.folder.close()
     finally:
         engine.close()
+
+
+def _engine(settings: Settings) -> type[LocalEngine]:
+    if settings.engine == "local":
+        return LocalEngine
+    from flatfed.engines.ray import RayEngine  # noqa: PLC0415  (an extra)
+
+    return RayEngine
 
 
 class _Training:

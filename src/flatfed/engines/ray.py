@@ -1,0 +1,211 @@
+"""The Ray engine: the same chunks of clients on the workers of a cluster, and the same bits.
+
+The driver keeps the server's and the clients' vectors, so a lost worker takes nothing with it: Ray starts it
+again, perhaps elsewhere, and repeats its stretch of the cohort, whose sums the driver has not seen yet. What
+is broadcast travels once to each node and round. Clients' samples lie in Ray's object store in shards, of
+which a node fetches those that it needs, once; data that come from a function are loaded where they are used.
+Every worker returns partial sums, which the driver adds up in the order of the cohort.
+
+Evaluation, and whatever the server does by itself, stays with the driver.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flatfed.core.algorithm import Algorithm
+from flatfed.core.errors import FlatfedError
+from flatfed.core.flat import Loss
+from flatfed.core.settings import Settings
+from flatfed.core.state import ClientStore, State
+from flatfed.data.federation import ClientData, Federation, PooledFederation
+from flatfed.engines.local import LocalEngine
+from flatfed.engines.worker import Metric, OrderedSum, Piece, Worker, no_unexpected_draws
+
+# No reports to its makers, and no advice about accelerators on every start.
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+try:
+    import ray
+    from ray.exceptions import RayError, RayTaskError
+except ImportError:
+    raise FlatfedError("engine = 'ray': Ray is not installed; pip install 'flatfed[ray]'") from None
+
+SHARDS = 256
+"""At most so many pieces of the clients' data; a node keeps those that it has needed."""
+
+
+class ShardedFederation(Federation):
+    """Clients whose samples lie in Ray's object store, a run of clients in each shard."""
+
+    test = None
+
+    def __init__(self, federation: PooledFederation) -> None:
+        self.transform, self.classes = federation.transform, federation.classes
+        self._clients = len(federation)
+        self._per_shard = -(-self._clients // SHARDS)
+        self._shards = [
+            ray.put([_own(federation.client(client)) for client in run.tolist()])
+            for run in torch.arange(self._clients).split(self._per_shard)
+        ]
+
+    def __len__(self) -> int:
+        return self._clients
+
+    def client(self, number: int) -> ClientData:
+        shard, place = divmod(number, self._per_shard)
+        return _fetched(self._shards[shard])[place]
+
+    @property
+    def total_samples(self) -> None:
+        return None
+
+    @property
+    def common_size(self) -> None:
+        return None
+
+    def to(self, device: torch.device) -> ShardedFederation:
+        return self
+
+
+def _own(data: ClientData) -> ClientData:
+    """A client's samples by themselves, without those that they are pooled with."""
+    return ClientData(*data.batch(torch.arange(len(data), device=data.inputs.device)))
+
+
+@functools.lru_cache(maxsize=SHARDS)
+def _fetched(shard: Any) -> list[ClientData]:
+    found: list[ClientData] = ray.get(shard)
+    return found
+
+
+class RemoteWorker:
+    """A worker of the cluster: one model, and the data that it has needed so far."""
+
+    def __init__(self, shared: Sequence[Any]) -> None:
+        """`shared` are references to the plan, the model and the data."""
+        torch.set_num_threads(1)
+        plan, model, federation = ray.get(list(shared))
+        self.plan, self.worker = plan, Worker(plan, model, federation)
+
+    def train(
+        self,
+        start: int,
+        chunks: Sequence[Sequence[int]],
+        sent: tuple[State, State],
+        states: Sequence[Sequence[State]],
+        round_number: int,
+    ) -> tuple[list[Piece], list[list[dict[str, Tensor]]]]:
+        """The sums over a stretch of the cohort's chunks, the first of them at place `start`."""
+        received, buffers = sent
+        total, found = OrderedSum(), []
+        with no_unexpected_draws(self.plan):
+            for place, (members, own) in enumerate(zip(chunks, states, strict=True), start):
+                totals, new_states = self.worker.train(members, received, buffers, own, round_number)
+                total.add(Piece(place, 1, totals))
+                found.append(new_states)
+        return total.pieces, found
+
+    def process(self) -> int:
+        return os.getpid()
+
+
+class RayEngine(LocalEngine):
+    """Trains cohorts on a Ray cluster; everything else happens here."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        federation: Federation,
+        algorithm: Algorithm,
+        loss: Loss,
+        settings: Settings,
+        metrics: Mapping[str, Metric],
+    ) -> None:
+        super().__init__(model, federation, algorithm, loss, settings, metrics)
+        self._started = not ray.is_initialized()
+        if self._started:
+            try:
+                ray.init(
+                    address=settings.ray_address,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                )
+            except (ConnectionError, RuntimeError, ValueError) as error:
+                super().close()
+                raise FlatfedError(
+                    f"ray_address = {settings.ray_address!r}: no cluster answers there ({_first_line(error)})"
+                ) from None
+        self.workers = settings.workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
+        data: Federation
+        if isinstance(self.federation, PooledFederation):
+            data = ShardedFederation(self.federation)
+        else:
+            data = copy.copy(self.federation)
+            data.test = None
+        kind: Any = ray.remote(
+            num_cpus=1,
+            num_gpus=1 if self.plan.device.type == "cuda" else 0,
+            # A lost worker is started again and repeats what it had not returned.
+            max_restarts=-1,
+            max_task_retries=-1,
+        )(RemoteWorker)
+        # Kept here: a worker that is started again asks for them again.
+        self._shared = [ray.put(each) for each in (self.plan, model, data)]
+        self.remote = [kind.remote(self._shared) for _ in range(self.workers)]
+
+    def close(self) -> None:
+        for worker in self.remote:
+            ray.kill(worker)
+        if self._started:
+            ray.shutdown()
+        super().close()
+
+    def _pieces(
+        self,
+        received: State,
+        buffers: State,
+        store: ClientStore,
+        round_number: int,
+        chunks: Sequence[Sequence[int]],
+    ) -> Iterator[Piece]:
+        sent = ray.put((received, buffers))
+        size = -(-len(chunks) // len(self.remote))
+        stretches = [chunks[start : start + size] for start in range(0, len(chunks), size)]
+        waiting = [
+            worker.train.remote(
+                size * number,
+                stretch,
+                sent,
+                [[store.read(client, received["model"]) for client in members] for members in stretch],
+                round_number,
+            )
+            for number, (worker, stretch) in enumerate(zip(self.remote, stretches, strict=False))
+        ]
+        for stretch, answer in zip(stretches, waiting, strict=True):
+            try:
+                pieces, new_states = ray.get(answer)
+            except RayTaskError as error:
+                # What a worker raised, without Ray's own account of where.
+                raise error.cause if isinstance(error.cause, FlatfedError) else error from None
+            except RayError as error:
+                raise FlatfedError(
+                    f"engine = 'ray': a worker was lost for good ({_first_line(error)})"
+                ) from None
+            for members, states in zip(stretch, new_states, strict=True):
+                for client, state in zip(members, states, strict=True):
+                    store.stage(client, state)
+            yield from pieces
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
