@@ -17,7 +17,7 @@ from pathlib import Path
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#555555")
 DASHES = ("", "7 3", "2 3")
-WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 860, 480, 70, 50, 230, 55
+WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 900, 480, 70, 50, 270, 55
 WINDOW = 10
 
 Points = list[tuple[float, float]]

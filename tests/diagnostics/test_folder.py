@@ -81,8 +81,10 @@ def test_every_diagnostic_writes_its_file_in_the_agreed_shape(folder, made):
         "x": results["global_stability"]["rounds"],
         "y": results["global_stability"]["discrepancy"],
     }
-    per_client = json.loads((folder / "clients.json").read_text())["clients"]
-    assert results["clients"]["accuracy"] == pytest.approx([each["accuracy"] for each in per_client])
+    per_client = json.loads((folder / "clients.json").read_text())
+    assert results["clients"]["accuracy"] == pytest.approx(
+        [each["accuracy"] for each in per_client["clients"]]
+    )
 
 
 def test_a_result_is_kept_until_options_or_checkpoint_differ(folder):
@@ -170,10 +172,11 @@ def test_a_run_from_python_is_sent_to_the_python_functions(tmp_path):
     [
         (["hesian"], "hesian: no such diagnostic; did you mean 'hessian'?"),
         (["drift", "--set", "client=3"], "client: drift has no such option; did you mean 'clients'?"),
-        (["drift", "--set", "clients=0"], "clients = 0: must be a whole number above 0"),
-        (["drift", "--set", "clients=true"], "clients = True: must be a whole number"),
-        (["surface", "--set", "extent=-1"], "extent = -1: must be a number above 0"),
-        (["surface", "--set", "dimensions=3"], "dimensions = 3: must be 1 or 2"),
+        (["drift", "--set", "clients=0"], "clients = 0: input should be greater than or equal to 1"),
+        (["drift", "--set", "clients=true"], "clients = True: input should be a valid integer"),
+        (["surface", "--set", "extent=-1"], "extent = -1: input should be greater than 0"),
+        (["surface", "--set", "dimensions=3"], "dimensions = 3: input should be 1 or 2"),
+        (["surface", "--set", "points=all"], "points = None: input should be a valid integer"),
         (["line"], "line: needs the other run's folder"),
         (["line", "--set", "other=nowhere"], "nowhere: no such run folder"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 
 import pytest
 import torch
@@ -24,13 +25,13 @@ from flatfed.diagnostics import (
     perturbation,
     sharpness,
 )
-from flatfed.diagnostics.generalization import binomial_floor, seen_clients
+from flatfed.diagnostics.generalization import seen_clients
 from flatfed.diagnostics.stability import with_client_replaced
 
 
-def local_models(name: str, path: str, **settings) -> tuple[dict, list[Tensor], Tensor]:
+def local_models(algorithm: ff.Algorithm, path: str, **settings) -> tuple[dict, list[Tensor], Tensor]:
     """A run's history, the models of its last round's participants after every step, and their origin."""
-    algorithm, log = spied(generic(name))
+    algorithm, log = spied(algorithm)
     result = run(algorithm, path=path, **settings)
     last = result.settings.rounds - 1
     steps = [step.point for step in log.of_round(last)]
@@ -44,9 +45,10 @@ def local_models(name: str, path: str, **settings) -> tuple[dict, list[Tensor], 
 
 
 @pytest.mark.parametrize("path", ["matrix", "client"])
-@pytest.mark.parametrize("name", ["fedavg", "fedspeed", "fednsam", "fedacg", "feddyn"])
+@pytest.mark.parametrize("name", ["fedavg", "fedspeed", "fednsam", "fedacg", "feddyn", "compressed"])
 def test_the_history_has_the_participants_flatness_distance_and_drift(name, path):
-    line, steps, origin = local_models(name, path)
+    compressed = replace(ff.fedavg(), compress=ff.parts.TopK(0.2))
+    line, steps, origin = local_models(compressed if name == "compressed" else generic(name), path)
     end = steps[-1]
     naive = sum(float((x - end.mean(0)) @ (x - end.mean(0))) for x in end) / len(end)
     assert line["flatness_distance"] == pytest.approx(naive, rel=1e-9)
@@ -210,6 +212,26 @@ def test_perturbation_cosines(name, estimates):
                 assert value == pytest.approx(float(unit(last - origin) @ truth))
 
 
+def test_the_synthetic_estimate_mixes_the_gradient_on_synthetic_samples():
+    data = federation()
+    algorithm = ff.fedsynsam(
+        local_weight=0.3, warm_rounds=2, samples_per_class=2, iterations=3, span=1, synthetic_batch=4
+    )
+    result = run(algorithm, data=data, rounds=5, batch_size=None, local_steps=2)
+    with examine(network(), data, run=result) as subject:
+        found = perturbation(subject, samples=None, clients=2)["cosine"]
+        early = perturbation(replace(subject, server=subject.server | {"synthetic_ready": torch.zeros(1)}))
+        members, origin, pooled = subject.some_clients(2), subject.model, subject.training_data(None)
+        own = [gradient_of(network(), origin, *subject.data(client)) for client in members]
+        inputs = subject.server["synthetic_inputs"].view(6, 4)[:4]
+        labels = subject.server["synthetic_labels"].long()[:4]
+    truth = unit(gradient_of(network(), origin, *pooled))
+    there = gradient_of(network(), origin, inputs, labels)
+    expected = [float(unit(0.3 * slope + 0.7 * there) @ truth) for slope in own]
+    assert found["synthetic"] == pytest.approx(expected)
+    assert set(early["cosine"]) == {"local"}
+
+
 def labelled() -> ff.Federation:
     data = federation()
     pairs = [data.client(number).batch(torch.arange(12)) for number in range(8)]
@@ -260,12 +282,10 @@ def test_per_client_accuracy_and_its_floor():
     assert found["mean"] == pytest.approx(sum(naive) / 8)
     variance = sum((value - sum(naive) / 8) ** 2 for value in naive) / 8
     assert found["deviation"] == pytest.approx(math.sqrt(variance))
-    assert found["samples"] == [5 + 3 * (number % 4) for number in range(8)]
-
-
-def test_the_binomial_floor_by_hand():
-    assert binomial_floor(0.86, [100] * 7) == pytest.approx(math.sqrt(0.86 * 0.14 / 100))
-    assert binomial_floor(0.5, [1, 4]) == pytest.approx(math.sqrt((0.25 + 0.0625) / 2))
+    sizes = [5 + 3 * (number % 4) for number in range(8)]
+    assert found["samples"] == sizes
+    floor = sum(found["mean"] * (1 - found["mean"]) / size for size in sizes) / 8
+    assert found["binomial_floor"] == pytest.approx(math.sqrt(floor))
 
 
 def test_samples_are_drawn_without_repetition_and_always_the_same():

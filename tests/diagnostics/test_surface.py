@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import flatfed as ff
 from flatfed.core.flat import Layout
-from flatfed.diagnostics import examine, plane, surface
+from flatfed.diagnostics import between, examine, plane, surface
 from flatfed.diagnostics.surface import filter_normalised, losses_on_plane, random_directions, widest_plane
 
 
@@ -79,8 +79,6 @@ def test_a_one_dimensional_surface_is_the_middle_of_the_other():
     with examine(network(), with_test(federation())) as subject:
         whole = surface(subject, points=3)
         cut = surface(subject, points=3, dimensions=1)
-        with pytest.raises(ff.FlatfedError, match="dimensions = 3"):
-            surface(subject, dimensions=3)
     assert cut["b"] == [0.0]
     assert [row[0] for row in cut["train"]] == pytest.approx([row[1] for row in whole["train"]])
 
@@ -101,6 +99,33 @@ def test_evaluation_uses_running_statistics_and_leaves_them_alone():
     assert found == pytest.approx(loss.item(), abs=1e-12)
     expected = torch.autograd.grad(loss, list(reference.parameters()))
     assert torch.allclose(slope, torch.cat([piece.flatten() for piece in expected]), atol=1e-12)
+
+
+def test_a_straight_line_takes_the_running_statistics_along():
+    def make(seed: int) -> nn.Module:
+        generator = torch.Generator().manual_seed(seed)
+        made = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).double()
+        for value in [*made.parameters(), made[1].running_mean]:
+            value.data.normal_(generator=generator)
+        return made
+
+    start, end, data = make(1), make(2), with_test(federation())
+    with examine(start, data) as subject:
+        found = between(subject, flat(end), dict(end.named_buffers()), [0.0, 0.25, 1.0])
+    middle = make(1)
+    for own, there in zip(
+        [*middle.parameters(), middle[1].running_mean],
+        [*end.parameters(), end[1].running_mean],
+        strict=True,
+    ):
+        own.data.mul_(0.75).add_(there.data, alpha=0.25)
+    for number, model in enumerate([start, middle, end]):
+        model.eval()
+        for name, (inputs, targets) in (("train_loss", everything(data)), ("test_loss", data.test)):
+            loss = F.cross_entropy(model(inputs), targets).item()
+            assert found[name][number] == pytest.approx(loss, abs=1e-9)
+        share = (model(data.test[0]).argmax(1) == data.test[1]).double().mean().item()
+        assert found["test_accuracy"][number] == pytest.approx(share)
 
 
 def test_two_clients_and_the_global_model_lie_in_the_plane():

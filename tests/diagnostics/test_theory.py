@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -59,6 +60,8 @@ def test_methods_beyond_the_argument_have_no_bound():
     assert bound(ff.feddyn()) is None
     assert bound(ff.scaffold()) is None
     assert bound(ff.fedcm(), weight_decay=0.1) is None
+    assert bound(replace(ff.fedavg(), server=ff.parts.Momentum(0.5))) is None
+    assert bound(replace(ff.fedavg(), compress=ff.parts.TopK(0.2))) is None
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedsam", "fedavgm", "fedacg", "fedlnag", "fednsam"])

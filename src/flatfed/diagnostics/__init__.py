@@ -14,13 +14,14 @@ from flatfed.diagnostics.generalization import clients, generalization
 from flatfed.diagnostics.hessian import hessian
 from flatfed.diagnostics.stability import global_stability, local_stability
 from flatfed.diagnostics.subject import Subject, examine, examine_folder
-from flatfed.diagnostics.surface import line, plane, surface
+from flatfed.diagnostics.surface import between, line, plane, surface
 from flatfed.diagnostics.theory import theory
 
 __all__ = [
     "CHEAP",
     "DIAGNOSTICS",
     "Subject",
+    "between",
     "clients",
     "diagnose",
     "drift",

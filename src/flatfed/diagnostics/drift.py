@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flatfed.core.types import Count
 from flatfed.diagnostics.subject import Subject, Tick, silent
 
 
@@ -15,7 +16,7 @@ def flatness_distance(models: Tensor) -> float:
     return float((models - models.mean(0)).square().sum(-1).mean())
 
 
-def drift(subject: Subject, *, clients: int | None = 10, tick: Tick = silent) -> dict[str, Any]:
+def drift(subject: Subject, *, clients: Count | None = 10, tick: Tick = silent) -> dict[str, Any]:
     """One more round from the present state, without keeping it.
 
     `client_drift` is the mean over clients and steps k = 1 … K of ‖x_{i,k} − x‖², `drift_by_step` that over

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from flatfed.core.algorithm import unit
 from flatfed.core.sampling import batches
+from flatfed.core.types import Count, Positive
 from flatfed.data.federation import Samples
 from flatfed.diagnostics.subject import Subject, Tick, silent
+from flatfed.parts.synthetic import SyntheticMix, samples_of
 
 
 def one_step_sharpness(subject: Subject, samples: Samples, radius: float) -> float:
@@ -25,9 +27,9 @@ def one_step_sharpness(subject: Subject, samples: Samples, radius: float) -> flo
 def sharpness(
     subject: Subject,
     *,
-    radius: float | None = None,
-    samples: int | None = 5000,
-    clients: int | None = 10,
+    radius: Positive | None = None,
+    samples: Count | None = 5000,
+    clients: Count | None = 10,
     tick: Tick = silent,
 ) -> dict[str, Any]:
     """The sharpness of the global loss and of some clients' own losses, at the global model.
@@ -70,16 +72,29 @@ def _from_momentum(subject: Subject, client: int) -> Tensor | None:
     return subject.server.get("momentum_gradient")
 
 
+def _from_synthetic_samples(subject: Subject, client: int) -> Tensor | None:
+    rule, received = subject.algorithm.gradient, subject.received
+    if not isinstance(rule, SyntheticMix) or not bool(received["synthetic_ready"][0]):
+        return None
+    inputs, targets = samples_of(received, subject.engine.plan.dimensions.input_shape)
+    point = received["model"].detach().requires_grad_()
+    with torch.enable_grad():
+        loss = subject.seen_loss(point, inputs[: rule.batch], targets[: rule.batch])
+    (there,) = torch.autograd.grad(loss, point)
+    return torch.lerp(there, _from_own_batch(subject, client), rule.local_weight)
+
+
 ESTIMATES: Mapping[str, Estimate] = {
     "local": _from_own_batch,
     "lesam": _from_last_model,
     "momentum": _from_momentum,
+    "synthetic": _from_synthetic_samples,
 }
-"""One more estimate is one more line: FedSAM's and FedLESAM's per client, FedNSAM's the same for all."""
+"""FedSAM's, FedLESAM's, FedNSAM's (the same for all clients) and FedSynSAM's; one more is one more line."""
 
 
 def perturbation(
-    subject: Subject, *, samples: int | None = 5000, clients: int | None = 10, tick: Tick = silent
+    subject: Subject, *, samples: Count | None = 5000, clients: Count | None = 10, tick: Tick = silent
 ) -> dict[str, Any]:
     """The cosine of each estimated ascent direction to the true gradient of the global loss.
 

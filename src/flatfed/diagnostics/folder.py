@@ -7,9 +7,11 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
-from flatfed.core.errors import FlatfedError, did_you_mean
+from pydantic import TypeAdapter, ValidationError
+
+from flatfed.core.errors import FlatfedError, did_you_mean, one_line
 from flatfed.diagnostics.drift import drift
 from flatfed.diagnostics.flatness import perturbation, sharpness
 from flatfed.diagnostics.generalization import clients, generalization
@@ -42,32 +44,22 @@ def options_of(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check(names: Sequence[str], given: Mapping[str, Any]) -> None:
-    """Refuses unknown diagnostics, and options that none of the chosen ones has."""
+    """Refuses unknown diagnostics, options that none of the chosen ones has, and bad values."""
     for name in names:
         if name not in DIAGNOSTICS:
             raise FlatfedError(f"{name}: no such diagnostic; {did_you_mean(name, DIAGNOSTICS)}")
-    known = {key: value for name in names for key, value in options_of(name, {}).items()}
+    kinds = {
+        key: get_type_hints(DIAGNOSTICS[name], include_extras=True)[key]
+        for name in names
+        for key in options_of(name, {})
+    }
     for key, value in given.items():
-        if key not in known:
-            raise FlatfedError(f"{key}: {', '.join(names)} has no such option; {did_you_mean(key, known)}")
-        _check_value(key, value, known[key])
-
-
-def _check_value(key: str, value: Any, default: Any) -> None:
-    if isinstance(default, str):
-        good, wanted = isinstance(value, str), "text"
-    elif isinstance(default, bool):
-        good, wanted = isinstance(value, bool), "true or false"
-    elif key in {"extent", "beyond", "radius"}:
-        good, wanted = isinstance(value, int | float) and value > 0, "a number above 0"
-    elif key == "seed":
-        good, wanted = isinstance(value, int) and value >= 0, "a whole number"
-    else:
-        everything = default is None or key in {"samples", "clients"}
-        good = (everything and value == "all") or (isinstance(value, int) and value >= 1)
-        wanted = "a whole number above 0" + (' or "all"' if everything else "")
-    if not good or (isinstance(value, bool) and not isinstance(default, bool)):
-        raise FlatfedError(f"{key} = {value!r}: must be {wanted}")
+        if key not in kinds:
+            raise FlatfedError(f"{key}: {', '.join(names)} has no such option; {did_you_mean(key, kinds)}")
+        try:
+            TypeAdapter(kinds[key]).validate_python(value, strict=True)
+        except ValidationError as error:
+            raise FlatfedError(one_line(error, prefix=key)) from None
 
 
 def diagnose(
@@ -82,7 +74,7 @@ def diagnose(
     Returns what RUN/diagnostics/NAME.json holds, by name.
     """
     given = {key: None if value == "all" else value for key, value in (options or {}).items()}
-    check(names, options or {})
+    check(names, given)
     found: dict[str, dict[str, Any]] = {}
     with examine_folder(folder) as (subject, fingerprint):
         (folder / "diagnostics").mkdir(exist_ok=True)

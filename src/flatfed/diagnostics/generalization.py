@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from typing import Any
 
 from flatfed.core.errors import FlatfedError
 from flatfed.core.sampling import cohort
+from flatfed.core.types import Count
 from flatfed.diagnostics.subject import Subject, Tick, silent
+from flatfed.experiments.clients import ClientSpread
 
 
 def seen_clients(subject: Subject) -> list[int]:
@@ -18,7 +18,7 @@ def seen_clients(subject: Subject) -> list[int]:
     return sorted({client for number in rounds for client in cohort(subject.settings, population, number)})
 
 
-def generalization(subject: Subject, *, samples: int | None = None, tick: Tick = silent) -> dict[str, Any]:
+def generalization(subject: Subject, *, samples: Count | None = None, tick: Tick = silent) -> dict[str, Any]:
     """Loss and metrics on the participants' training data, on the test data and on unseen clients' data.
 
     "train" pools the clients that have taken part (everybody's before the first round), "unseen_clients"
@@ -46,11 +46,6 @@ def generalization(subject: Subject, *, samples: int | None = None, tick: Tick =
     return {"train": train, "test": test, "unseen_clients": others, "gap": gaps}
 
 
-def binomial_floor(accuracy: float, sizes: list[int]) -> float:
-    """The deviation that clients of one true accuracy would show by their sizes alone."""
-    return math.sqrt(statistics.fmean(accuracy * (1 - accuracy) / size for size in sizes))
-
-
 def clients(subject: Subject, *, tick: Tick = silent) -> dict[str, Any]:
     """The global model's accuracy on each client's own data, and how much of its deviation is chance."""
     if "accuracy" not in subject.engine.plan.metrics:
@@ -62,11 +57,11 @@ def clients(subject: Subject, *, tick: Tick = silent) -> dict[str, Any]:
         accuracy.append(subject.evaluate(subject.model, data)["accuracy"])
         sizes.append(len(data[0]))
         tick((client + 1) / population)
-    mean = statistics.fmean(accuracy)
+    spread = ClientSpread.of(accuracy, sizes)
     return {
         "accuracy": accuracy,
-        "mean": mean,
-        "deviation": statistics.pstdev(accuracy),
-        "binomial_floor": binomial_floor(mean, sizes),
+        "mean": spread.mean,
+        "deviation": spread.deviation,
+        "binomial_floor": spread.chance,
         "samples": sizes,
     }

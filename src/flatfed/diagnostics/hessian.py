@@ -18,6 +18,7 @@ from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
 from flatfed.core import random
 from flatfed.core.errors import FlatfedError
+from flatfed.core.types import Count, Seed
 from flatfed.data.federation import Samples
 from flatfed.diagnostics.subject import Subject, Tick, silent
 
@@ -120,12 +121,12 @@ def products(subject: Subject, samples: Samples) -> Product:
 def hessian(
     subject: Subject,
     *,
-    samples: int | None = 2000,
-    clients: int | None = 5,
-    eigenvalues: int = 3,
-    probes: int = 10,
-    steps: int = 40,
-    seed: int = 0,
+    samples: Count | None = 2000,
+    clients: Count | None = 5,
+    eigenvalues: Count = 3,
+    probes: Count = 10,
+    steps: Count = 40,
+    seed: Seed = 0,
     tick: Tick = silent,
 ) -> dict[str, Any]:
     """Spectra of the global loss (with its density) and of some clients' losses, at the global model.

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from flatfed.core import random
 from flatfed.core.sampling import batches, cohort
+from flatfed.core.types import Count
 from flatfed.data.federation import Federation, LoadedFederation, Pool, PooledFederation, Samples
 from flatfed.diagnostics.subject import Subject, Tick, silent
 from flatfed.diagnostics.theory import gradient_bound, stability_bound
@@ -32,7 +33,7 @@ def largest_distance(models: Tensor) -> float:
 
 
 def local_stability(
-    subject: Subject, *, clients: int | None = 10, points: int = 50, tick: Tick = silent
+    subject: Subject, *, clients: Count | None = 10, points: Count = 50, tick: Tick = silent
 ) -> dict[str, Any]:
     """The largest distance between two clients' models after k local steps of the next round.
 
@@ -84,9 +85,9 @@ def discrepancies(first: Sequence[Tensor], second: Sequence[Tensor]) -> list[flo
 def global_stability(
     subject: Subject,
     *,
-    rounds: int | None = None,
-    replacements: int = 3,
-    points: int = 50,
+    rounds: Count | None = None,
+    replacements: Count = 3,
+    points: Count = 50,
     bound: bool = True,
     tick: Tick = silent,
 ) -> dict[str, Any]:
@@ -118,7 +119,7 @@ def global_stability(
 
         plan = subject.engine.plan
         train(
-            subject.module,
+            subject.engine.model,
             federation,
             subject.algorithm,
             loss=plan.loss,

@@ -6,7 +6,6 @@ augmentation, no weight decay.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,18 +15,17 @@ from typing import Unpack
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from flatfed.algorithms import ALGORITHMS
 from flatfed.core import random
 from flatfed.core.algorithm import Algorithm, Carry, ClientContext, Correction, Finish
 from flatfed.core.errors import FlatfedError
-from flatfed.core.flat import Loss, load_buffers
+from flatfed.core.flat import Loss
 from flatfed.core.rounds import broadcast
 from flatfed.core.settings import Settings, SettingsOptions
 from flatfed.core.state import ClientStore, State, initial_state
 from flatfed.data.federation import Federation, Samples
-from flatfed.engines.local import LocalEngine
+from flatfed.engines.local import MATRIX_CLIENTS, LocalEngine
 from flatfed.engines.worker import Metric
 from flatfed.experiments.config import Config
 from flatfed.experiments.record import RunFolder, read_json
@@ -47,16 +45,15 @@ def silent(share: float) -> None:
 class Subject:
     """Everything that a diagnostic may look at; none of them changes it."""
 
-    module: nn.Module
-    """The architecture with its first weights, for diagnostics that train anew."""
     engine: LocalEngine
+    """Its model has the first weights, for diagnostics that train anew."""
     server: State
     buffers: State
     clients: ClientStore
     round: int
     """Rounds finished."""
-    evaluated: nn.Module
-    """A private copy in evaluation mode, with the buffers above."""
+    seen_loss: Callable[[Tensor, Tensor, Tensor], Tensor]
+    """The loss of a flat model [P] on inputs as the model sees them and targets."""
 
     @property
     def model(self) -> Tensor:
@@ -127,15 +124,8 @@ class Subject:
 
     def loss(self, vector: Tensor, samples: Samples) -> Tensor:
         """The mean loss on a batch as a differentiable function of the flat model [P]."""
-        plan, (inputs, targets) = self.engine.plan, samples
-        generator = None
-        if plan.draws_in_evaluation:
-            key = random.key(plan.settings.seed, "evaluation")
-            generator = torch.Generator(plan.device).manual_seed(key)
-        with random.routed(generator):
-            seen = self.federation.transform.evaluate(inputs)
-            outputs = functional_call(self.evaluated, plan.layout.views(vector), (seen,))
-            return plan.loss(outputs, targets)
+        inputs, targets = samples
+        return self.seen_loss(vector, self.federation.transform.evaluate(inputs), targets)
 
     def gradient(self, vector: Tensor, samples: Samples) -> Tensor:
         """The gradient [P] of the mean loss, in slices."""
@@ -170,8 +160,8 @@ class Subject:
         `visit(members, k, points)` gets the models [C, P] of some clients after k steps, k = 0 … K; they are
         overwritten afterwards.
         """
-        matrix = self.engine.plan.path == "matrix"
-        size = 64 if matrix else 1  # one client at a time, so that the steps seen are all its own
+        # Client by client one at a time, so that the steps seen are all its own.
+        size = MATRIX_CLIENTS if self.engine.plan.path == "matrix" else 1
         members: list[int] = []
         step = 0
 
@@ -183,7 +173,7 @@ class Subject:
         plan = self.engine.plan
         watched = replace(self.algorithm, correct=(*self.algorithm.corrections, _Watched(see)))
         settings = plan.settings.model_copy(update={"path": plan.path})
-        engine = LocalEngine(self.module, self.federation, watched, plan.loss, settings, {})
+        engine = LocalEngine(self.engine.model, self.federation, watched, plan.loss, settings, {})
         received = self.received
         try:
             for start in range(0, len(clients), size):
@@ -244,10 +234,10 @@ def examine(
     try:
         if run is None:
             server = {"model": engine.initial_vector, **_first_state(engine)}
-            yield _subject(model, engine, server, engine.initial_buffers, _store(engine), 0)
+            yield _subject(engine, server, engine.initial_buffers, _store(engine), 0)
         else:
             buffers = dict(run.model.named_buffers())
-            yield _subject(model, engine, run.server, buffers, run.clients, len(run.history))
+            yield _subject(engine, run.server, buffers, run.clients, len(run.history))
     finally:
         engine.close()
 
@@ -279,26 +269,23 @@ def examine_folder(folder: Path) -> Iterator[tuple[Subject, str]]:
             )
         store = _store(engine)
         existing.load_clients(store)
-        subject = _subject(model, engine, checkpoint.server, checkpoint.buffers, store, checkpoint.round)
+        subject = _subject(engine, checkpoint.server, checkpoint.buffers, store, checkpoint.round)
         yield subject, checkpoint.fingerprint
     finally:
         engine.close()
 
 
 def _subject(
-    model: nn.Module, engine: LocalEngine, server: State, buffers: State, clients: ClientStore, finished: int
+    engine: LocalEngine, server: State, buffers: State, clients: ClientStore, finished: int
 ) -> Subject:
     device = engine.plan.device
-    evaluated = copy.deepcopy(model).to(device).eval()
-    load_buffers(evaluated, buffers)
     return Subject(
-        module=model,
         engine=engine,
         server={name: value.to(device) for name, value in server.items()},
         buffers={name: value.to(device) for name, value in buffers.items()},
         clients=clients,
         round=finished,
-        evaluated=evaluated,
+        seen_loss=engine.server_loss(buffers),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -12,6 +12,8 @@ from torch import Tensor
 from flatfed.core import random
 from flatfed.core.errors import FlatfedError
 from flatfed.core.flat import Layout
+from flatfed.core.state import State
+from flatfed.core.types import Count, Positive, Seed
 from flatfed.data.federation import Samples
 from flatfed.diagnostics.subject import Subject, Tick, examine_folder, silent
 
@@ -65,11 +67,11 @@ def losses_on_plane(
 def surface(
     subject: Subject,
     *,
-    points: int = 21,
-    extent: float = 1.0,
-    dimensions: int = 2,
-    samples: int | None = 1000,
-    seed: int = 0,
+    points: Count = 21,
+    extent: Positive = 1.0,
+    dimensions: Literal[1, 2] = 2,
+    samples: Count | None = 1000,
+    seed: Seed = 0,
     tick: Tick = silent,
 ) -> dict[str, Any]:
     """The training and test loss at x + a d₁ + b d₂, `points` in each direction over ±`extent`.
@@ -77,8 +79,6 @@ def surface(
     The papers' pictures have 51 points and all samples. `dimensions=1` stays on d₁ (b = 0). Use one seed for
     all methods that are compared.
     """
-    if dimensions not in {1, 2}:
-        raise FlatfedError(f"dimensions = {dimensions}: must be 1 or 2")
     model, layout = subject.model, subject.engine.plan.layout
     raw = random_directions(len(model), 2, seed).to(model)
     first, second = (filter_normalised(layout, direction, model) for direction in raw)
@@ -101,19 +101,49 @@ def surface(
     }
 
 
+def between(
+    subject: Subject,
+    end: Tensor,
+    end_buffers: State,
+    position: Sequence[float],
+    samples: int | None = None,
+    tick: Tick = silent,
+) -> dict[str, Any]:
+    """Losses on the straight line from the subject's model (position 0) to another (position 1).
+
+    Running statistics are interpolated like the model.
+    """
+    train, test = subject.training_data(samples), subject.test_data(samples)
+    on_train, on_test = [], []
+    for number, place in enumerate(position):
+        model = torch.lerp(subject.model, end, place)
+        buffers = {
+            name: torch.lerp(value, end_buffers[name], place) if value.is_floating_point() else value
+            for name, value in subject.buffers.items()
+        }
+        on_train.append(subject.engine.evaluate(model, buffers, train))
+        on_test.append(subject.engine.evaluate(model, buffers, test) if test else {})
+        tick((number + 1) / len(position))
+    return {
+        "position": list(position),
+        "train_loss": [found["loss"] for found in on_train],
+        "test_loss": [found["loss"] for found in on_test] if test else None,
+        "test_accuracy": [found["accuracy"] for found in on_test] if "accuracy" in on_test[0] else None,
+    }
+
+
 def line(
     subject: Subject,
     *,
     other: str = "",
-    points: int = 21,
-    beyond: float = 0.25,
-    samples: int | None = 2000,
+    points: Count = 21,
+    beyond: Positive = 0.25,
+    samples: Count | None = 2000,
     tick: Tick = silent,
 ) -> dict[str, Any]:
-    """Losses on the straight line from this run's model (position 0) to another's (position 1).
+    """Losses on the straight line to the model of another run, whose folder is `other`.
 
-    `other` is the other run's folder; the line goes on `beyond` both ends. Running statistics are
-    interpolated like the model.
+    The line goes on `beyond` both ends. For models without a run folder there is `between`.
     """
     if not other:
         raise FlatfedError("line: needs the other run's folder; give --set other=RUN")
@@ -125,24 +155,7 @@ def line(
             )
         end, end_buffers = second.model.to(subject.model), second.buffers
     position = torch.linspace(-beyond, 1 + beyond, points).tolist()
-    train, test = subject.training_data(samples), subject.test_data(samples)
-    on_train, on_test = [], []
-    for number, place in enumerate(position):
-        model = torch.lerp(subject.model, end, place)
-        buffers = {
-            name: torch.lerp(value, end_buffers[name], place) if value.is_floating_point() else value
-            for name, value in subject.buffers.items()
-        }
-        on_train.append(subject.engine.evaluate(model, buffers, train))
-        on_test.append(subject.engine.evaluate(model, buffers, test) if test else {})
-        tick((number + 1) / points)
-    return {
-        "other": other,
-        "position": position,
-        "train_loss": [found["loss"] for found in on_train],
-        "test_loss": [found["loss"] for found in on_test] if test else None,
-        "test_accuracy": [found["accuracy"] for found in on_test] if "accuracy" in on_test[0] else None,
-    }
+    return {"other": other, **between(subject, end, end_buffers, position, samples, tick)}
 
 
 def widest_plane(displacements: Tensor) -> Tensor:
@@ -158,9 +171,9 @@ def widest_plane(displacements: Tensor) -> Tensor:
 def plane(
     subject: Subject,
     *,
-    clients: int | None = 10,
-    points: int = 21,
-    samples: int | None = 1000,
+    clients: Count | None = 10,
+    points: Count = 21,
+    samples: Count | None = 1000,
     tick: Tick = silent,
 ) -> dict[str, Any]:
     """The training loss on the plane through the global model that is nearest to the clients' models.

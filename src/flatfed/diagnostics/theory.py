@@ -20,9 +20,10 @@ constant steps and α = 1 that is 2 G Θ (1 − (1 − Γ)^T)/μ after T rounds,
     1/τ           FedAdam
 
 The last two rows get no contraction (Γ = 0) from weight decay. There is no bound for methods with duals or
-control variates, whose sums this argument cannot limit, nor under weight decay for those that weigh gradient
-and momentum. The FedSAGD paper's bounds are of this kind: for FedSAGD the factor 1 − (1 − Γ)^T with 2 + 2β in
-front, as here. Because μ is ordinary weight decay, FedAvg with the same decay has a smaller bound.
+control variates, whose sums this argument cannot limit, none under compression, and none under weight decay
+for those that weigh gradient and momentum. The FedSAGD paper's bounds are of this kind: for FedSAGD it has
+the factor 1 − (1 − Γ)^T with 2 + 2β in front, as here. Because μ is ordinary weight decay, FedAvg with the
+same decay has a smaller bound.
 
 A bound is about the worst case. The constants are estimated at two models (the first and the present one) and
 some batches, so they are lower than the true ones: a curve drawn with them is a yardstick, no guarantee.
@@ -40,6 +41,7 @@ from torch import Tensor
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.sampling import batches
 from flatfed.core.settings import Settings
+from flatfed.core.types import Count
 from flatfed.diagnostics.hessian import products, top_eigenvalues
 from flatfed.diagnostics.subject import Subject, Tick, silent
 
@@ -60,9 +62,10 @@ def stability_bound(
     algorithm: Algorithm, settings: Settings, steps: int, gradient_bound: float, rounds: int
 ) -> list[float] | None:
     """The bound on ‖x_t − x'_t‖ after each of `rounds` rounds; None if the algorithm has none here."""
-    name, options = algorithm.name, algorithm.options
+    # The name that stands for all of its parts; "custom" when some were replaced.
+    name, options = algorithm.describe().get("name", "custom"), algorithm.options
     known = name in PLAIN or name in WEIGHTED or name in MOMENTUM or name == "fedadam"
-    if not known or (name in WEIGHTED and settings.weight_decay):
+    if not known or algorithm.compressed or (name in WEIGHTED and settings.weight_decay):
         return None
     longest = gradient_bound if settings.clip is None else min(gradient_bound, settings.clip)
     rate = float(options.get("server_rate", 1.0))
@@ -163,7 +166,7 @@ def estimated_constants(
 
 
 def theory(
-    subject: Subject, *, clients: int | None = 10, rounds: int | None = None, tick: Tick = silent
+    subject: Subject, *, clients: Count | None = 10, rounds: Count | None = None, tick: Tick = silent
 ) -> dict[str, Any]:
     """Estimated constants and the bounds that they give; the measured discrepancy is global_stability's."""
     constants = estimated_constants(subject, clients, tick=tick)
