@@ -111,12 +111,13 @@ def axes(x: str, y: str, **more: Any) -> dict[str, Any]:
     return {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}, **more}
 
 
-def log_axis(layout: Mapping[str, Any], traces: Sequence[Trace]) -> dict[str, Any]:
-    """The layout with a logarithmic y axis around the positive values; bands may reach down to zero."""
+def log_axis(layout: Mapping[str, Any], traces: Sequence[Trace], decades: float = math.inf) -> dict[str, Any]:
+    """The layout with a logarithmic y axis around the positive values, or the upper decades of them."""
     values = [value for trace in traces for value in trace["y"] if value is not None and value > 0]
     if not values:
         return dict(layout)
-    low, high = math.log10(min(values)), math.log10(max(values))
+    high = math.log10(max(values))
+    low = max(math.log10(min(values)), high - decades)
     margin = 0.05 * max(high - low, 0.2)
     ticks = "D2" if high - low < 2.5 else max(1, math.ceil((high - low) / 6))
     axis = {"type": "log", "range": [low - margin, high + margin], "dtick": ticks}

@@ -122,7 +122,7 @@ def hessian(comparison: Comparison) -> Content:
                 "density",
                 "Spectral density of the Hessian",
                 densities,
-                log_axis(axes("eigenvalue", "density"), densities),
+                log_axis(axes("eigenvalue", "density"), densities, decades=6),
                 columns=("method", "eigenvalue", "density"),
             )
         )
@@ -274,7 +274,10 @@ def plane(comparison: Comparison) -> Content:
             "name": "models",
             "x": [point["x"] for point in each["points"]],
             "y": [point["y"] for point in each["points"]],
-            "text": [point["label"] for point in each["points"]],
+            # Clients may lie on top of each other, so only the global model is named in the picture.
+            "text": [point["label"] if point["label"] == "global" else "" for point in each["points"]],
+            "hovertext": [point["label"] for point in each["points"]],
+            "hoverinfo": "text",
             "customdata": rounded(number(point.get("loss")) for point in each["points"]),
             "textposition": "top center",
             "cliponaxis": False,
@@ -348,8 +351,10 @@ def perturbation(comparison: Comparison) -> Content:
     for place, method, results in _measured(comparison, "perturbation"):
         each = results[0]
         unit = "rounds" if "rounds" in each else "clients"
+        # Clients have no order that a line could follow.
+        mode = "lines+markers" if unit == "rounds" else "markers"
         traces = [
-            line(None, rule, each[unit], map(number, values), mode="lines+markers", meta={"series": index})
+            line(None, rule, each[unit], map(number, values), mode=mode, meta={"series": index})
             for index, (rule, values) in enumerate(each["cosine"].items())
         ]
         figures.append(

@@ -60,7 +60,7 @@
         copy.colorscale = flat ? [0, 1, 2, 3].map((step) => [step / 3, colour(`ramp${step}`)]) : "Viridis";
         if (copy.colorbar) copy.colorbar = { ...copy.colorbar, tickfont: { color: colour("soft") } };
       } else if (points) {
-        copy.text = trace.text.map(literal);
+        copy.hovertext = trace.hovertext.map(literal);
         copy.marker = { color: "#ffffff", size: 9, line: { color: "#111111", width: 2 } };
         copy.textfont = { color: "#ffffff", size: 12, shadow: "0 0 3px #000, 0 0 3px #000" };
       } else if (trace.type === "box") {
@@ -280,7 +280,7 @@
       } else {
         const more = trace.meta.points ? trace.customdata : spread ? trace.meta.deviation ?? [] : null;
         trace.x.forEach((x, place) => {
-          rows.push([trace.text?.[place] ?? trace.name, x, trace.y[place], ...(more ? [more[place]] : [])]);
+          rows.push([trace.hovertext?.[place] ?? trace.name, x, trace.y[place], ...(more ? [more[place]] : [])]);
         });
       }
     }
