@@ -156,8 +156,8 @@ class TrajectoryMatching(Synthetic):
             labels = "probabilities" if self.soft_labels else "class labels"
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise FlatfedError(
-                f"synthetic: the loss on made-up inputs and {labels} cannot be differentiated twice ({reason}); "
-                "use another model or loss"
+                f"synthetic: the loss on made-up inputs and {labels} cannot be differentiated twice "
+                f"({reason}); use another model or loss"
             ) from error
 
     def _first(self, server: State, context: ServerContext) -> dict[str, Tensor]:
