@@ -1,0 +1,71 @@
+"""How well each method guesses the global gradient, round by round: the FedSynSAM paper's Figure 2.
+
+    python docs/results/fedsynsam_cosines.py CONFIG.toml FOLDER [KEY=VALUE …]
+
+Trains what the config describes (FedSynSAM on Path(1)) and records, every few rounds, the cosine of the true
+gradient of the loss on all training data to three estimates, each a mean over the clients: the gradient of
+the client's own batch (FedSAM), x_{t−1} − x_t (FedLESAM) and the mix with the synthetic samples (FedSynSAM;
+`cosine_samples` is that of the samples alone). They land in the history of the run in FOLDER.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import functional_call, grad
+
+import flatfed as ff
+from flatfed.core.algorithm import unit
+from flatfed.core.flat import Layout
+from flatfed.core.sampling import batches
+from flatfed.experiments.config import Config
+from flatfed.parts.synthetic import samples_of
+
+EVERY = 5
+
+
+def main(path: Path, folder: Path, assignments: list[str]) -> None:
+    config = Config.read(path, assignments)
+    federation = config.make_federation()
+    model = config.make_model(federation)
+    layout, settings = Layout(model), config.training
+    before = {"model": layout.vector(model)}
+
+    def loss(point: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(functional_call(model, layout.views(point), (inputs,)), targets)
+
+    def gradient(point: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        return grad(loss)(point, inputs, targets)
+
+    pooled = federation.transform.evaluate(federation.inputs[federation.all_rows])
+    labels = federation.targets[federation.all_rows]
+
+    def measure(now: ff.Progress) -> dict[str, float]:
+        point, last = now.server["model"], before["model"]
+        before["model"] = point.clone()
+        if now.round % EVERY:
+            return {}
+        truth = unit(gradient(point, pooled, labels))
+        found: dict[str, list[float]] = {"lesam": [float(unit(last - point) @ truth)]}
+        for client in range(len(federation)):
+            own = federation.client(client)
+            inputs, targets = own.batch(batches(settings, len(own), now.round, client)[0])
+            local = gradient(point, federation.transform.evaluate(inputs), targets)
+            found.setdefault("local", []).append(float(unit(local) @ truth))
+            if bool(now.server["synthetic_ready"][0]):
+                made = samples_of(now.server, tuple(pooled.shape[1:]))
+                there = gradient(point, *made)
+                weight = config.algorithm.get("local_weight", 0.9)
+                found.setdefault("samples", []).append(float(unit(there) @ truth))
+                found.setdefault("mix", []).append(float(unit(torch.lerp(there, local, weight)) @ truth))
+        return {f"cosine_{name}": sum(values) / len(values) for name, values in found.items()}
+
+    config.run(federation, folder, [measure])
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
