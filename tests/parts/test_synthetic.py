@@ -602,7 +602,7 @@ def test_attention_is_differentiated_twice(name: str) -> None:
 
 
 def test_unequal_clients_and_compression() -> None:
-    algorithm = ff.build({**generic("fedsynsam").describe(), "compress": {"part": "top_k", "share": 0.5}})
+    algorithm = ff.build({**generic("fedsynsam").describe(), "compress": {"part": "top_k", "ratio": 0.5}})
     finished = train(
         algorithm, data=federation(unequal=True), local_steps=None, local_epochs=2, weighting="samples"
     )
