@@ -343,3 +343,20 @@ def test_bad_values_are_one_clear_line(wire, complaint):
 def test_an_upload_that_cannot_travel_is_divergence(path, lr):
     with pytest.raises(ff.DivergedError, match="lower lr"):
         run(compressed("fedavg", Quantize(8)), lr=lr, rounds=2, path=path)
+
+
+def test_none_is_no_compression():
+    assert ff.build({"name": "scaffold", "compress": "none"}).compressed == ()
+    wrapped = replace(ff.fedavg(), compress=ErrorFeedback(of=Compressor()))
+    described = wrapped.describe()
+    assert described["compress"] == {"part": "error_feedback", "of": {"part": "none"}}
+    assert ff.build(described).describe() == described
+
+
+def test_ef21_records_the_norm_of_the_update_itself():
+    algorithm = replace(ff.fedavg(), compress=ErrorFeedback21(of=TopK(0.2)))
+    recorder = Recorder()
+    finished = run(algorithm, recorder=recorder, rounds=3)
+    models = [flat(network()), *recorder.models]
+    moved = [float((after - before).norm()) for before, after in zip(models, models[1:], strict=False)]
+    assert [line["update_norm"] for line in finished.history] == pytest.approx(moved)

@@ -16,7 +16,7 @@ from typing import Any, ParamSpec
 from pydantic import ValidationError, validate_call
 
 from flatfed import parts
-from flatfed.core.algorithm import SLOTS, Algorithm, ImpossibleComposition, Part, part_name
+from flatfed.core.algorithm import NEUTRAL, SLOTS, Algorithm, ImpossibleComposition, Part, part_name
 from flatfed.core.errors import FlatfedError, did_you_mean, one_line
 
 Options = ParamSpec("Options")
@@ -55,7 +55,10 @@ def equations(name: str) -> str:
 
 def parts_by_name(slot: str) -> dict[str, type[Part]]:
     kinds = (getattr(parts, name) for name in parts.__all__)
-    return {part_name(kind): kind for kind in kinds if issubclass(kind, SLOTS[slot])}
+    return {
+        NEUTRAL: SLOTS[slot],
+        **{part_name(kind): kind for kind in kinds if issubclass(kind, SLOTS[slot])},
+    }
 
 
 def build(description: str | Mapping[str, Any]) -> Algorithm:

@@ -294,6 +294,10 @@ SLOTS: dict[str, type[Part]] = {
 }
 
 
+NEUTRAL = "none"
+"""What a slot's neutral part is called in config files."""
+
+
 def plus_shift(model: Tensor, shift: Tensor | None) -> Tensor:
     return model if shift is None else model + shift
 
@@ -464,14 +468,14 @@ def part_name(part: Part | type[Part]) -> str:
 
 
 def describe_part(part: Part) -> dict[str, Any]:
+    if type(part) is SLOTS[part.slot]:
+        return {"part": NEUTRAL}
     names: list[str] = [item.name for item in fields(part)] if is_dataclass(part) else []
-    values = {name: getattr(part, name) for name in names}
-    return {
-        "part": part_name(part),
-        **{
-            name: describe_part(value) if isinstance(value, Part) else value for name, value in values.items()
-        },
-    }
+    described: dict[str, Any] = {"part": part_name(part)}
+    for name in names:
+        value = getattr(part, name)
+        described[name] = describe_part(value) if isinstance(value, Part) else value
+    return described
 
 
 def unit(vector: Tensor) -> Tensor:

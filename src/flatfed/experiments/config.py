@@ -37,7 +37,7 @@ from torch import nn
 
 from flatfed.algorithms import build
 from flatfed.core import random
-from flatfed.core.algorithm import Algorithm
+from flatfed.core.algorithm import SLOTS, Algorithm
 from flatfed.core.errors import FlatfedError, did_you_mean, one_line
 from flatfed.core.settings import Settings
 from flatfed.core.types import Count
@@ -272,7 +272,7 @@ def with_assignments(values: Mapping[str, Any], assignments: Sequence[str]) -> d
         place = changed
         for table in tables:
             if isinstance(place.get(table), str):
-                place[table] = {"name": place[table]}
+                place[table] = {"part" if table in SLOTS else "name": place[table]}
             place = place.setdefault(table, {})
             if not isinstance(place, dict):
                 raise FlatfedError(f"--set {assignment}: {table} is not a table")

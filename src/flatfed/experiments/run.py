@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flatfed.core.algorithm import Algorithm, Cohort, Part, ServerContext, Work
+from flatfed.core.algorithm import Algorithm, Cohort, Part, ServerContext, Work, estimate_of
 from flatfed.core.errors import DivergedError, FlatfedError, shown
 from flatfed.core.flat import Loss, apply_buffer_change, load_buffers, load_vector
 from flatfed.core.rounds import broadcast, server_round
@@ -367,12 +367,14 @@ class _Training:
         always = set(self.algorithm.broadcast) - set(self.algorithm.sent_once)
         down = sum(server[name].nbytes for name in always)
         buffer_bytes = sum(value.numel() * value.element_size() for value in buffers.values())
+        # EF21 sends changes of the displacement, which the server keeps.
+        displacement = server.get(estimate_of("displacement"), mean.upload["displacement"])
         record: dict[str, Any] = {
             "round": finished,
             "train_loss": mean.loss,
             "participants": clients,
             "lr": settings.rate(self.round),
-            "update_norm": float(torch.linalg.vector_norm(mean.upload["displacement"])),
+            "update_norm": float(torch.linalg.vector_norm(displacement)),
             **{f"state_norm_{name}": float(server[name].norm()) for name in self._watched},
             "flatness_distance": mean.flatness_distance,
             "client_drift": mean.drift,
