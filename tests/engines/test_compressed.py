@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 from collections.abc import Iterator
@@ -358,5 +359,5 @@ def test_ef21_records_the_norm_of_the_update_itself():
     recorder = Recorder()
     finished = run(algorithm, recorder=recorder, rounds=3)
     models = [flat(network()), *recorder.models]
-    moved = [float((after - before).norm()) for before, after in zip(models, models[1:], strict=False)]
+    moved = [float((after - before).norm()) for before, after in itertools.pairwise(models)]
     assert [line["update_norm"] for line in finished.history] == pytest.approx(moved)

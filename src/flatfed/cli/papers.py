@@ -31,7 +31,7 @@ from flatfed.experiments.papers.reproduce import reproduce as run_cells
 from flatfed.experiments.run import Callback
 from flatfed.report.content import Cell as TableCell
 from flatfed.report.content import Table as ReportTable
-from flatfed.report.content import cell
+from flatfed.report.content import amount, cell
 
 
 @command
@@ -109,7 +109,7 @@ def _results_tables(results: Sequence[Result]) -> list[ReportTable]:
 def _accuracies(name: str, rows: Sequence[Result]) -> ReportTable:
     unit = " %" if rows[0].percent else f"\n{rows[0].measure}"
     targets = [f"rounds to {target:.0%}\npaper | ours" for target in rows[0].cell.targets]
-    columns = ["method", "lr (from)", f"paper{unit}", f"ours{unit}", "difference", *targets]
+    columns = ["method", "lr (from)", f"paper{unit}", f"ours{unit}", "difference", *targets, "MB up"]
     wrong = [row for row in rows if "impossible" in row.cell.printed]
     notes = [f"(!) {row.cell.label}: the paper's cell {row.cell.printed['impossible']}" for row in wrong]
     origins = dict.fromkeys(row.cell.origin.partition(": ")[::2] for row in rows)
@@ -130,6 +130,7 @@ def _result_cells(row: Result) -> list[TableCell]:
         ours or TableCell("diverged"),
         TableCell("–") if row.difference is None else TableCell(f"{row.difference:+.2f}", row.difference),
         *(cell(text) for text in _rounds_columns(row)),
+        amount(row.megabytes_up),
     ]
 
 

@@ -149,6 +149,8 @@ class Result:
     printed_deviations: Mapping[str, float]
     """Between clients on their "train" and "test" data, where the paper prints them."""
     clients: Mapping[str, ClientRow | None]
+    megabytes_up: Spread | None
+    """Of all participants over the whole run."""
 
     @property
     def percent(self) -> bool:
@@ -189,9 +191,10 @@ def reproduce(
 
 def _result(cell: Cell, folders: Sequence[RunFolder]) -> Result:
     kind = next((key for key in ACCURACIES if key in cell.printed), "acc")
+    histories = [folder.read_history() for folder in folders]
     curves = [
         [(record["round"], record["test_accuracy"]) for record in history if "test_accuracy" in record]
-        for history in (folder.read_history() for folder in folders)
+        for history in histories
     ]
     if EIGENVALUE in cell.printed:
         measure, kind = "top eigenvalue", EIGENVALUE
@@ -225,4 +228,7 @@ def _result(cell: Cell, folders: Sequence[RunFolder]) -> Result:
         reached=tuple(len(numbers) for numbers in reached),
         printed_deviations=printed_deviations,
         clients={name: ClientRow.of(spreads, name) for name in printed_deviations},
+        megabytes_up=Spread.of(sum(line["bytes_up"] for line in history) / 1e6 for history in histories)
+        if histories
+        else None,
     )
