@@ -21,10 +21,11 @@ def page(name: str) -> str:
     text = equations(name)
     heading, _, body = text.partition("\n")
     algorithm = ALGORITHMS[name]()
+    down = [f"{each} (once)" if each in algorithm.sent_once else each for each in algorithm.broadcast]
     rows = [
         ("gradients per local step", str(algorithm.gradient_evaluations)),
         ("passes over a client's data per round", str(algorithm.full_gradients)),
-        ("down", ", ".join(algorithm.broadcast)),
+        ("down", ", ".join(down)),
         ("up", ", ".join(algorithm.uploads)),
         ("the server keeps", ", ".join(["model", *(vector.name for vector in algorithm.server_vectors)])),
         ("a client keeps", ", ".join(vector.name for vector in algorithm.client_vectors) or "nothing"),

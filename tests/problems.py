@@ -35,7 +35,32 @@ DEFAULTS: dict[str, Any] = {
     "workers": 1,
 }
 
+MADE_UP: dict[str, Any] = {
+    "samples_per_class": 2,
+    "iterations": 4,
+    "span": 2,
+    "sample_rate": 0.2,
+    "inner_rate_rate": 0.05,
+}
+"""A short distillation that moves everything it can move."""
+
 GENERIC: dict[str, dict[str, Any]] = {
+    "dynafed": {
+        **MADE_UP,
+        "models": 3,
+        "steps": 3,
+        "inner_rate": 0.3,
+        "epochs": 3,
+        "fine_tuning_rate": 0.01,
+    },
+    "dynafed_syn_only": {
+        **MADE_UP,
+        "models": 3,
+        "steps": 3,
+        "inner_rate": 0.3,
+        "epochs": 3,
+        "fine_tuning_rate": 0.01,
+    },
     "fedacg": {"lookahead": 0.6, "proximal_weight": 0.3},
     "fedadam": {"server_rate": 0.05, "first_decay": 0.7, "second_decay": 0.95, "stability": 0.01},
     "fedanag": {"momentum_decay": 0.5, "server_rate": 1.3},
@@ -61,6 +86,14 @@ GENERIC: dict[str, dict[str, Any]] = {
     "fedsmoo": {"radius": 0.2, "regularisation": 0.2},
     "fedspeed": {"radius": 0.2, "mix": 0.7, "proximal_weight": 0.2},
     "fedswa": {"final_rate": 0.3, "server_rate": 1.3},
+    "fedsynsam": {
+        **MADE_UP,
+        "radius": 0.2,
+        "local_weight": 0.6,
+        "warm_rounds": 1,
+        "synthetic_batch": 4,
+        "server_rate": 1.3,
+    },
     "mimelite": {"momentum_decay": 0.6},
     "mofedsam": {"radius": 0.2, "fresh_weight": 0.4, "server_rate": 1.3},
     "scaffold": {"server_rate": 1.3},

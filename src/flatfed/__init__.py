@@ -15,6 +15,7 @@ from flatfed.core.errors import DivergedError, FlatfedError
 from flatfed.core.settings import Settings
 from flatfed.data.federation import Federation
 from flatfed.experiments.run import Progress, Run, accuracy, train
+from flatfed.experiments.tracking import TensorBoard
 
 __version__ = "0.1.0"
 
@@ -27,6 +28,7 @@ __all__ = [
     "Progress",
     "Run",
     "Settings",
+    "TensorBoard",
     "accuracy",
     "build",
     "diagnostics",

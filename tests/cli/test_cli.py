@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -104,7 +105,55 @@ def test_compare_prints_a_row_for_each_algorithm(tmp_path):
     assert re.search(r"fedsam:radius=0\.05,lr=0\.2\s.*0\.2", done.stdout)
     assert "2 seeds" in done.stdout
     assert "355 test samples" in done.stdout
-    assert len(list(tmp_path.iterdir())) == 4
+    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 4
+    assert f"Report: {tmp_path / 'report.html'}" in done.stdout
+    assert (tmp_path / "report.html").is_file()
+
+
+def bytes_up(folder: Path) -> set[int]:
+    return {json.loads(line)["bytes_up"] for line in (folder / "history.jsonl").read_text().splitlines()}
+
+
+def test_compare_with_compressed_uploads(tmp_path):
+    common = ["--set", "algorithm.compress.part=quantize", "--set", "algorithm.compress.bits=8"]
+    own = "scaffold:compress.part=top_k,compress.ratio=0.1,uncompressed=control_change"
+    arguments = ["compare", "fedavg", own, *common, *SHORT, "--seeds", "1", "--runs", str(tmp_path)]
+    code, error = invoke(*arguments)
+    assert code == 0, error
+    # Digits and 64 hidden units; ten participants.
+    parameters = 64 * 64 + 64 + 64 * 10 + 10
+    quantized = parameters + 4 * math.ceil(parameters / 512) + 4
+    kept = math.ceil(parameters / 10)
+    top = math.ceil(parameters / 8) + 4 * kept + 4
+    folders = {path.name.partition("-")[0]: path for path in tmp_path.iterdir()}
+    assert bytes_up(folders["fedavg"]) == {10 * quantized}
+    assert bytes_up(folders["scaffold"]) == {10 * (top + 4 * parameters)}
+
+
+def test_run_with_error_feedback_resumes_from_its_own_config(tmp_path):
+    config = tmp_path / "config.toml"
+    config.write_text(
+        """
+        [algorithm]
+        name = "fedavg"
+        compress = { part = "error_feedback", of = { part = "top_k", ratio = 0.05 } }
+
+        [training]
+        rounds = 4
+        participation = 0.1
+        workers = 1
+        """
+    )
+    straight, stopped = str(tmp_path / "straight"), str(tmp_path / "stopped")
+    assert invoke("run", str(config), "--folder", straight)[0] == 0
+    assert invoke("run", str(config), "--set", "training.rounds=2", "--folder", stopped)[0] == 0
+    assert invoke("resume", stopped, "--rounds", "4")[0] == 0
+    first, second = (Path(folder, "model.safetensors").read_bytes() for folder in (straight, stopped))
+    assert first == second
+    # A change on the command line reaches inside.
+    changed = ["--set", "algorithm.compress.of.ratio=0.5", "--set", "training.rounds=1"]
+    assert invoke("run", str(config), *changed, "--folder", str(tmp_path / "changed"))[0] == 0
+    assert min(bytes_up(tmp_path / "changed")) > max(bytes_up(tmp_path / "straight"))
 
 
 def test_demo_in_short(tmp_path):
@@ -137,6 +186,10 @@ def test_demo_in_short(tmp_path):
         ("algorithm.server_rat=1", "fedmoswa.server_rat: unknown; did you mean 'server_rate'?"),
         ("algorithm.server_rate=-1", "fedmoswa.server_rate = -1"),
         ("algorithm={gradient={part='along_momentum',radius=0.1}}", "needs the server vector 'momentum'"),
+        ("algorithm={server={part='momentum',decay=0.5,rat=1}}", "algorithm.server.momentum.rat: unknown"),
+        ("algorithm.compress=topk", "algorithm.compress.part = 'topk': unknown; did you mean 'top_k'?"),
+        ("algorithm.compress={part='quantize',bits=9}", "algorithm.compress.quantize.bits = 9"),
+        ("algorithm.uncompressed=model", "uncompressed: there is no upload 'model'"),
         ("surprise=1", "surprise: unknown"),
         ("training", "--set training: write it as key=value"),
     ],

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
+from problems import generic
 from torch import Tensor, nn
 
 import flatfed as ff
@@ -166,7 +167,7 @@ def observe(algorithm: ff.Algorithm, dtype: torch.dtype = torch.float64, **optio
 
 @functools.cache
 def observed(name: str, path: str, dtype: torch.dtype = torch.float64) -> Observed:
-    return observe(ff.build(name), dtype, path=path)
+    return observe(generic(name), dtype, path=path)
 
 
 @functools.cache
@@ -241,8 +242,8 @@ def test_it_decreases_a_convex_loss(name):
 @every_algorithm
 @both_paths
 def test_one_participant_a_round_is_enough(name, path):
-    run = ff.train(Network(), federation(), ff.build(name), **settings(participants=1, rounds=2, path=path))
-    assert [line["participants"] for line in run.history] == [1, 1]
+    run = ff.train(Network(), federation(), generic(name), **settings(participants=1, path=path))
+    assert [line["participants"] for line in run.history] == [1] * ROUNDS
     assert is_finite(run)
     assert all(line["update_norm"] > 0 for line in run.history)
 
@@ -258,24 +259,24 @@ SITUATIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_it_stays_finite_with_unequal_clients(name, situation):
     data = federation(unequal=True)
-    run = ff.train(Network(), data, ff.build(name), **settings(rounds=2, **SITUATIONS[situation]))
+    run = ff.train(Network(), data, generic(name), **settings(**SITUATIONS[situation]))
     assert data.common_size is None
     assert run.path == ("matrix" if situation == "steps" else "client")
-    assert len(run.history) == 2
+    assert len(run.history) == ROUNDS
     assert is_finite(run)
     assert all(line["update_norm"] > 0 for line in run.history)
 
 
 # -- state and traffic -------------------------------------------------------------------------------------
 
-DIMENSIONS = Dimensions(PARAMETERS, (FEATURES,))
+DIMENSIONS = Dimensions(PARAMETERS, (FEATURES,), CLASSES)
 
 
 @every_algorithm
 @both_dtypes
 @both_paths
 def test_server_state_is_kept_as_declared(name, dtype, path):
-    run, algorithm = observed(name, path, dtype).run, ff.build(name)
+    run, algorithm = observed(name, path, dtype).run, generic(name)
     first = initial_state(algorithm.server_vectors, DIMENSIONS, flat(Network(dtype)))
     shapes = {vector.name: (DIMENSIONS.length(vector),) for vector in algorithm.server_vectors}
     assert {key: tuple(value.shape) for key, value in run.server.items()} == {
@@ -291,7 +292,7 @@ def test_server_state_is_kept_as_declared(name, dtype, path):
 @both_dtypes
 @both_paths
 def test_client_state_is_kept_as_declared(name, dtype, path):
-    seen, algorithm = observed(name, path, dtype), ff.build(name)
+    seen, algorithm = observed(name, path, dtype), generic(name)
     took_part = {client for cohort in seen.cohorts for client in cohort}
     assert len(took_part) < CLIENTS
     store, received = seen.run.clients, seen.run.server["model"]
@@ -308,21 +309,29 @@ def test_client_state_is_kept_as_declared(name, dtype, path):
 
 @every_algorithm
 def test_traffic_is_the_declared_vectors(name):
-    algorithm = ff.build(name)
-    for line in observed(name, "client", torch.float32).run.history:
-        assert line["bytes_down"] == len(algorithm.broadcast) * PARAMETERS * 4 * PARTICIPANTS
+    """Participants get what is sent in every round; all clients get what is sent once, in a single round."""
+    algorithm, history = generic(name), observed(name, "client", torch.float32).run.history
+    always = len(algorithm.broadcast) - len(algorithm.sent_once)
+    single = [vector for vector in algorithm.server_vectors if vector.name in algorithm.sent_once]
+    once = sum(DIMENSIONS.length(vector) for vector in single) * 4 * CLIENTS
+    extra = [line["bytes_down"] - always * PARAMETERS * 4 * PARTICIPANTS for line in history]
+    assert sorted(extra) == [0] * (ROUNDS - 1) + [once]
+    for line in history:
         assert line["bytes_up"] == len(algorithm.uploads) * PARAMETERS * 4 * PARTICIPANTS
 
 
 @every_algorithm
 def test_work_is_the_declared_gradients(name):
-    algorithm, seen = ff.build(name), observed(name, "client")
-    in_steps, passes = STEPS * algorithm.gradient_evaluations, algorithm.full_gradients
+    """Until the samples that are sent once have come, a step does without the gradient on them."""
+    algorithm, seen = generic(name), observed(name, "client")
+    history, passes = seen.run.history, algorithm.full_gradients
+    came = history.index(max(history, key=lambda line: line["bytes_down"])) if algorithm.sent_once else 0
+    in_steps = [STEPS * (algorithm.gradient_evaluations - (number < came)) for number in range(ROUNDS)]
     # The whole of a client's data is one forward pass, and it is worth as many batches as it holds.
     made = [after - before for before, after in itertools.pairwise(seen.evaluations)]
-    assert made == [PARTICIPANTS * (in_steps + passes)] * (ROUNDS - 1)
-    counted = {line["gradient_evaluations"] for line in seen.run.history}
-    assert counted == {PARTICIPANTS * (in_steps + passes * SAMPLES // BATCH)}
+    assert made == [PARTICIPANTS * (steps + passes) for steps in in_steps[1:]]
+    counted = [line["gradient_evaluations"] for line in history]
+    assert counted == [PARTICIPANTS * (steps + passes * SAMPLES // BATCH) for steps in in_steps]
 
 
 # -- randomness --------------------------------------------------------------------------------------------
@@ -331,7 +340,7 @@ def test_work_is_the_declared_gradients(name):
 @every_algorithm
 def test_a_seed_decides_every_bit(name):
     first = observed(name, "matrix").run.history[0]
-    same, other = (observe(ff.build(name), path="matrix", rounds=1, seed=seed).run for seed in (0, 1))
+    same, other = (observe(generic(name), path="matrix", rounds=1, seed=seed).run for seed in (0, 1))
     assert without_clock(same.history[0]) == without_clock(first)
     assert all(other.history[0][key] != first[key] for key in ("train_loss", "update_norm"))
 
@@ -362,7 +371,7 @@ def test_clients_and_batches_are_those_of_every_other_algorithm(name, path):
 @every_algorithm
 @both_paths
 def test_workers_do_not_change_a_bit(name, path):
-    alone, together = observed(name, path).run, observe(ff.build(name), path=path, workers=4).run
+    alone, together = observed(name, path).run, observe(generic(name), path=path, workers=4).run
     assert alone.path == together.path == path
     assert same_bits(alone, together)
 
@@ -379,8 +388,8 @@ def test_the_matrix_and_the_client_path_agree(name):
 def test_a_run_goes_on_where_it_stopped(name, tmp_path, monkeypatch):
     monkeypatch.setattr(record, "source_commit", lambda: None)
     options = {"path": "matrix", "folder": tmp_path, "checkpoint_every": 2}
-    observe(ff.build(name), rounds=ROUNDS - 1, **options)
-    resumed = observe(ff.build(name), **options)
+    observe(generic(name), rounds=ROUNDS - 1, **options)
+    resumed = observe(generic(name), **options)
     assert resumed.cohorts == observed(name, "matrix").cohorts[ROUNDS - 1 :]
     assert same_bits(resumed.run, observed(name, "matrix").run)
 
@@ -404,9 +413,10 @@ def test_it_survives_its_description(name):
 
 
 class Cost(NamedTuple):
-    """Vectors down and up per participant and round, and gradients per local step and per round."""
+    """Vectors down and up per participant and round, those sent once, gradients per local step and round."""
 
     down: int = 1
+    once: int = 0
     up: int = 1
     evaluations: int = 1
     full_passes: int = 0
@@ -414,7 +424,23 @@ class Cost(NamedTuple):
     client: tuple[str, ...] = ()
 
 
+DISTILLATION = (
+    "matching_losses",
+    "synthetic_inputs",
+    "synthetic_inputs_first",
+    "synthetic_inputs_second",
+    "synthetic_labels",
+    "synthetic_ready",
+    "synthetic_step",
+    "synthetic_step_first",
+    "synthetic_step_second",
+    "trajectory",
+)
+SOFT_LABELS = ("synthetic_labels_first", "synthetic_labels_second")
+
 COSTS = {
+    "dynafed": Cost(server=tuple(sorted(DISTILLATION + SOFT_LABELS))),
+    "dynafed_syn_only": Cost(server=tuple(sorted(DISTILLATION + SOFT_LABELS))),
     "fedacg": Cost(server=("momentum",)),
     "fedadam": Cost(server=("momentum", "second_moment")),
     "fedanag": Cost(down=2, server=("momentum_gradient",)),
@@ -446,6 +472,7 @@ COSTS = {
     ),
     "fedspeed": Cost(evaluations=2, client=("dual",)),
     "fedswa": Cost(),
+    "fedsynsam": Cost(once=3, evaluations=3, server=DISTILLATION),
     "mimelite": Cost(down=2, up=2, full_passes=1, server=("momentum_gradient",)),
     "mofedsam": Cost(down=2, evaluations=2, server=("momentum_gradient",)),
     "scaffold": Cost(down=2, up=2, server=("control",), client=("control",)),
@@ -459,7 +486,8 @@ def test_every_algorithm_is_in_the_table_of_costs():
 
 def declared(algorithm: ff.Algorithm) -> Cost:
     return Cost(
-        down=len(algorithm.broadcast),
+        down=len(algorithm.broadcast) - len(algorithm.sent_once),
+        once=len(algorithm.sent_once),
         up=len(algorithm.uploads),
         evaluations=algorithm.gradient_evaluations,
         full_passes=algorithm.full_gradients,
@@ -478,4 +506,7 @@ def test_options_change_what_is_declared():
     assert declared(ff.fedlnag(communicate=False)) == Cost()
     assert declared(ff.scaffold(option="I")) == COSTS["scaffold"]._replace(full_passes=1)
     assert declared(ff.fedmoswa(option="I")) == COSTS["fedmoswa"]._replace(full_passes=1)
+    assert declared(ff.fedsynsam(local_weight=1.0)) == COSTS["fedsynsam"]._replace(once=0, evaluations=2)
+    without_second = tuple(name for name in DISTILLATION if not name.endswith("_second"))
+    assert declared(ff.fedsynsam(optimizer="sgd")) == COSTS["fedsynsam"]._replace(server=without_second)
     assert declared(ff.fedspeed(aggregate="dyn")) == COSTS["fedspeed"]._replace(server=("dual",))

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from flatfed.core.errors import FlatfedError
+from flatfed.data.datasets.cinic10 import CLASSES as CINIC10
 
 CIFAR10_FILES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
 
@@ -253,5 +254,7 @@ def write_everything(root: Path):
     write_emnist(root / "emnist", "letters", train=80, test=20, packed=False)
     write_emnist(root / "emnist", "byclass", train=20, test=4, packed=False, classes=2)
     write_tiny_imagenet(root, train=8, test=2)
+    write_mnist(root / "fashion-mnist", train=40, test=10)
+    write_image_folder(root / "CINIC-10", CINIC10, parts=(("train", 4), ("test", 1)), shape=(3, 32, 32))
     write_femnist(root)
     write_shakespeare(root)

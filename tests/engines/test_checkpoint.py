@@ -561,11 +561,12 @@ def test_only_changed_rows_are_written(tmp_path):
 
     def look(progress: ff.Progress) -> None:
         if progress.round > 1:
-            sizes.update((entry["name"], entry["rows"]) for entry in manifest(tmp_path)["clients"])
+            entries = manifest(tmp_path)["clients"]
+            sizes.update((entry["name"].rpartition("-")[0], entry["rows"]) for entry in entries)
 
     train(tmp_path, 4, callbacks=[look], checkpoint_every=1)
-    assert sizes["clients-1.safetensors"] == 2
-    assert sizes["clients-2.safetensors"] == 2
+    assert sizes["clients-1"] == 2
+    assert sizes["clients-2"] == 2
 
 
 # -- killed processes --------------------------------------------------------------------------------------
@@ -647,8 +648,9 @@ def test_killed_processes_lose_nothing(tmp_path):
     ]
     assert histories[0] == histories[1]
     assert len(histories[0]) == 8
-    servers = [folder / "checkpoint" / "server-8.safetensors" for folder in (killed, whole)]
-    assert servers[0].read_bytes() == servers[1].read_bytes()
+    servers = [list((folder / "checkpoint").glob("server-8-*")) for folder in (killed, whole)]
+    assert [path.read_bytes() for path in servers[0]] == [path.read_bytes() for path in servers[1]]
+    assert len(servers[0]) == 1
 
 
 # -- pickles -----------------------------------------------------------------------------------------------

@@ -125,7 +125,12 @@ REDUCTIONS = {
     "mofedsam, rate in gradient units": Reduction(
         ff.mofedsam(0.2, 0.4, 1.3 * 3 * 0.2, units="gradient"), ff.mofedsam(0.2, 0.4, 1.3), STEADY
     ),
+    "fedsynsam without radius": Reduction(generic("fedsynsam", radius=0.0), ff.fedavg(1.3)),
+    "dynafed before it distils": Reduction(ff.dynafed(), ff.fedavg()),
+    "dynafed_syn_only before it distils": Reduction(ff.dynafed_syn_only(), ff.fedavg()),
     # FedSAM and FedCM
+    "fedsynsam of local gradients": Reduction(generic("fedsynsam", local_weight=1.0), ff.fedsam(0.2, 1.3)),
+    "fedsynsam before it distils": Reduction(generic("fedsynsam", warm_rounds=4), ff.fedsam(0.2, 1.3)),
     "mofedsam of fresh gradients": Reduction(ff.mofedsam(0.2, 1.0), ff.fedsam(0.2)),
     "mofedsam without radius": Reduction(ff.mofedsam(0.0, 0.4), ff.fedcm(0.4)),
     # SCAFFOLD
@@ -938,6 +943,20 @@ def test_no_two_algorithms_coincide() -> None:
         assert distance(finals[left], finals[right]) > DIFFERENT, (left, right)
 
 
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [
+        ("fedsynsam", ff.fedsam(0.2, 1.3)),
+        ("dynafed", ff.fedavg()),
+        ("dynafed_syn_only", ff.fedavg()),
+    ],
+)
+def test_synthetic_samples_act_as_soon_as_there_are_enough_models(name: str, plain: ff.Algorithm) -> None:
+    found, expected = known(generic(name)), known(plain)
+    assert distance(found[:2], expected[:2]) < TOLERANCE
+    assert distance(found[2], expected[2]) > DIFFERENT
+
+
 @pytest.mark.parametrize("name", [name for name, options in GENERIC.items() if "server_rate" in options])
 def test_server_rate_scales_the_first_step_of_the_server(name: str) -> None:
     start = flat(network())
@@ -1067,6 +1086,14 @@ IMPOSSIBLE: dict[str, tuple[Callable[[], ff.Algorithm], str]] = {
             correct=(parts.DynamicRegulariser(0.1, "participants"), parts.GlobalMomentum(0.1, 0.9))
         ),
         r"dynamic_regulariser changes the uploaded displacement, which global_momentum takes",
+    ),
+    "no samples to mix in": (
+        lambda: ff.Algorithm(gradient=parts.SyntheticMix(0.1)),
+        r"synthetic_mix needs the server vector 'synthetic_inputs'.*set synthetic to trajectory_matching",
+    ),
+    "no samples to train on": (
+        lambda: ff.Algorithm(server=parts.FineTune()),
+        r"fine_tune needs the server vector 'synthetic_inputs'.*set synthetic to trajectory_matching",
     ),
     "a part in another's place": (
         lambda: ff.Algorithm(server=parts.Proximal(0.1)),  # type: ignore[arg-type]

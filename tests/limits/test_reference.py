@@ -14,11 +14,23 @@ import numpy.typing as npt
 import pytest
 import torch
 import torch.nn.functional as F
-from problems import CLIENTS, FEATURES, GENERIC, Recorder, federation, flat, gradient_of, network, run
+from problems import (
+    CLASSES,
+    CLIENTS,
+    FEATURES,
+    GENERIC,
+    Recorder,
+    federation,
+    flat,
+    gradient_of,
+    network,
+    run,
+)
 from reference import naive
 from torch import Tensor
 
 import flatfed as ff
+from flatfed.core import random
 from flatfed.core.sampling import batches, cohort
 from flatfed.core.settings import Settings
 
@@ -40,17 +52,21 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "fedmoswa": [{"option": "I"}, {"warm_start": True}, {"option": "I", "warm_start": True}],
     "fednsam_d": [{"dual_in_momentum": True}],
     "fedsmoo": [{"upload": "dual"}],
+    "fedsynsam": [{"inner_rate": 0.3}, {"optimizer": "sgd"}],
     "fedspeed": [{"aggregate": "dyn"}, {"normalize": False}, {"mix": 0.5}, {"mix": 1.0}],
     "scaffold": [{"option": "I"}],
 }
 """Options beside the generic ones."""
 
 UNCHECKED: dict[str, set[str]] = {
+    "dynafed": {"augment"},  # only images are augmented
+    "dynafed_syn_only": {"augment"},
     "fedasam": {"scale_norms"},  # the same thing for linear layers
     "fedcm": {"units"},
     "fedlesam_s": {"control_weight"},
     "fedmo": {"warm_start"},  # as in FedMoSWA
     "fedrobust": {"shift"},  # the reference has the diagonal one
+    "fedsynsam": {"initial"},  # the reference starts from noise
     "mofedsam": {"units"},
 }
 """Options that the references do not have."""
@@ -119,6 +135,37 @@ class Replay:
         loss = F.cross_entropy(self.model(shift[0] * inputs + shift[1]), targets)
         *pieces, by_scale, by_offset = torch.autograd.grad(loss, [*self.model.parameters(), *shift])
         return torch.cat([piece.flatten() for piece in pieces]).numpy(), by_scale.numpy(), by_offset.numpy()
+
+    def made_up(self, per_class: int, soft: bool) -> tuple[naive.Vector, naive.Vector]:
+        generator = random.torch_generator(self.settings.seed, "synthetic noise")
+        noise = torch.randn(per_class * CLASSES, FEATURES, generator=generator).double().numpy()
+        classes = np.tile(np.arange(CLASSES), per_class)
+        return noise, 5.0 * np.eye(CLASSES)[classes] if soft else classes.astype(float)
+
+    def _made_up_gradient(self, point: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
+        targets = labels.long() if labels.dim() == 1 else labels.softmax(1)
+        sizes = [value.numel() for value in self.model.parameters()]
+        names = [name for name, _ in self.model.named_parameters()]
+        pieces = {
+            name: piece.view_as(self.model.get_parameter(name))
+            for name, piece in zip(names, point.split(sizes), strict=True)
+        }
+        loss = F.cross_entropy(torch.func.functional_call(self.model, pieces, (inputs,)), targets)
+        return torch.autograd.grad(loss, point, create_graph=True)[0]
+
+    def made_up_gradient(
+        self, point: naive.Vector, inputs: naive.Vector, labels: naive.Vector
+    ) -> naive.Vector:
+        leaves = [torch.from_numpy(value.copy()).requires_grad_() for value in (point, inputs, labels)]
+        return self._made_up_gradient(*leaves).detach().numpy()
+
+    def made_up_slopes(
+        self, point: naive.Vector, inputs: naive.Vector, labels: naive.Vector, along: naive.Vector
+    ) -> tuple[naive.Vector, naive.Vector, naive.Vector]:
+        leaves = [torch.from_numpy(value.copy()).requires_grad_() for value in (point, inputs, labels)]
+        product = self._made_up_gradient(*leaves) @ torch.from_numpy(along.copy())
+        slopes = torch.autograd.grad(product, leaves, allow_unused=True, materialize_grads=True)
+        return slopes[0].numpy(), slopes[1].numpy(), slopes[2].numpy()
 
 
 def assert_same(found: Tensor, expected: naive.Vector, what: str) -> None:

@@ -55,6 +55,20 @@ class Problem(Protocol):
         """Gradients with respect to point, scale and offset of the loss at inputs ``scale * z + offset``."""
         ...
 
+    def made_up(self, per_class: int, soft: bool) -> tuple[Vector, Vector]:
+        """The server's own samples at first: inputs (one a row) and labels, as logits if they are soft."""
+        ...
+
+    def made_up_gradient(self, point: Vector, inputs: Vector, labels: Vector) -> Vector:
+        """Gradient on such samples."""
+        ...
+
+    def made_up_slopes(
+        self, point: Vector, inputs: Vector, labels: Vector, along: Vector
+    ) -> tuple[Vector, Vector, Vector]:
+        """Gradients of ``along @ made_up_gradient(...)`` with respect to point, inputs and labels."""
+        ...
+
 
 @dataclass
 class Trace:
@@ -926,3 +940,253 @@ def nesterov_sam(problem: Problem, *, lookahead: float, radius: float) -> Trace:
         x = x + m
         models.append(x)
     return Trace(models, {"momentum": m})
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Synthetic samples
+
+
+def adam(
+    value: Vector, slope: Vector, m: Vector, v: Vector, rate: float, count: int
+) -> tuple[Vector, Vector, Vector]:
+    """The ``count``-th step of Adam and its new moments."""
+    m = 0.9 * m + 0.1 * slope
+    v = 0.999 * v + 0.001 * slope**2
+    return value - rate * (m / (1 - 0.9**count)) / (np.sqrt(v / (1 - 0.999**count)) + 1e-8), m, v
+
+
+def distil(
+    problem: Problem,
+    models: list[Vector],
+    target: Vector,
+    *,
+    samples_per_class: int,
+    iterations: int,
+    steps: int,
+    sample_rate: float,
+    inner_rate: float,
+    inner_rate_rate: float,
+    optimizer: str = "adam",
+    soft: bool = False,
+) -> dict[str, Vector]:
+    """Samples on which gradient descent from the first model leads to the target, and all that is kept.
+
+    The derivatives of the matching loss are carried back through the inner steps by hand.
+    """
+    start = models[0]
+    inputs, labels = problem.made_up(samples_per_class, soft)
+    learned = {
+        "synthetic_inputs": inputs,
+        "synthetic_labels": labels,
+        "synthetic_step": np.array([inner_rate]),
+    }
+    moved = [name for name in learned if soft or name != "synthetic_labels"]
+    first = {name: np.zeros_like(learned[name]) for name in moved}
+    second = {name: np.zeros_like(learned[name]) for name in moved}
+    losses = []
+    for count in range(1, iterations + 1):
+        x, y, a = learned["synthetic_inputs"], learned["synthetic_labels"], learned["synthetic_step"]
+        path = [start]
+        for _ in range(steps):
+            path.append(path[-1] - a * problem.made_up_gradient(path[-1], x, y))
+        scale = np.sum((start - target) ** 2)
+        losses.append(np.sum((path[-1] - target) ** 2) / scale)
+        back = 2 * (path[-1] - target) / scale
+        slopes = {name: np.zeros_like(value) for name, value in learned.items()}
+        for theta in reversed(path[:-1]):
+            by_theta, by_inputs, by_labels = problem.made_up_slopes(theta, x, y, back)
+            slopes["synthetic_step"] -= back @ problem.made_up_gradient(theta, x, y)
+            slopes["synthetic_inputs"] -= a * by_inputs
+            slopes["synthetic_labels"] -= a * by_labels
+            back = back - a * by_theta
+        for name in moved:
+            rate = inner_rate_rate if name == "synthetic_step" else sample_rate
+            if optimizer == "sgd":
+                first[name] = slopes[name]
+                learned[name] = learned[name] - rate * slopes[name]
+            else:
+                learned[name], first[name], second[name] = adam(
+                    learned[name], slopes[name], first[name], second[name], rate, count
+                )
+        learned["synthetic_step"] = np.maximum(learned["synthetic_step"], 1e-6)
+    kept = {
+        "trajectory": np.concatenate(models),
+        "matching_losses": np.array(losses),
+        "synthetic_ready": np.ones(1),
+        **learned,
+        **{f"{name}_first": value for name, value in first.items()},
+        **({f"{name}_second": value for name, value in second.items()} if optimizer == "adam" else {}),
+    }
+    return {name: value.ravel() for name, value in kept.items()}
+
+
+def fine_tuned(
+    problem: Problem, x: Vector, made: dict[str, Vector], soft_labels: Vector, epochs: int, rate: float
+) -> Vector:
+    """Adam from zero moments, every epoch one step on all samples."""
+    inputs = made["synthetic_inputs"].reshape(-1, problem.inputs)
+    labels = made["synthetic_labels"].reshape(soft_labels.shape)
+    m = np.zeros_like(x)
+    v = np.zeros_like(x)
+    for count in range(1, epochs + 1):
+        x, m, v = adam(x, problem.made_up_gradient(x, inputs, labels), m, v, rate, count)
+    return x
+
+
+def fedsynsam(
+    problem: Problem,
+    *,
+    radius: float,
+    local_weight: float,
+    warm_rounds: int,
+    samples_per_class: int,
+    iterations: int,
+    span: int,
+    sample_rate: float,
+    inner_rate_rate: float,
+    synthetic_batch: int,
+    inner_rate: float | None = None,
+    optimizer: str = "adam",
+    server_rate: float = 1.0,
+) -> Trace:
+    """FedSynSAM, matching from the first model to the last so that there is nothing to draw."""
+    assert span == warm_rounds + 1
+    x = problem.start
+    wd = problem.weight_decay
+    made: dict[str, Vector] = {}
+    models = [x]
+    for t, cohort in enumerate(problem.cohorts):
+        eta = problem.rate(t)
+        if t == warm_rounds + 1:
+            made = distil(
+                problem,
+                models,
+                models[-1],
+                samples_per_class=samples_per_class,
+                iterations=iterations,
+                steps=span,
+                sample_rate=sample_rate,
+                inner_rate=problem.steps(t, 0) * eta if inner_rate is None else inner_rate,
+                inner_rate_rate=inner_rate_rate,
+                optimizer=optimizer,
+            )
+        deltas = []
+        for i in cohort:
+            y = x
+            for k in range(problem.steps(t, i)):
+                ascent = problem.gradient(t, i, k, y)
+                if t > warm_rounds:
+                    inputs = made["synthetic_inputs"].reshape(-1, problem.inputs)
+                    labels = made["synthetic_labels"]
+                    size = min(synthetic_batch, len(inputs))
+                    begin = (t * problem.steps(t, i) + k) * size
+                    batch = [j % len(inputs) for j in range(begin, begin + size)]
+                    there = problem.made_up_gradient(y, inputs[batch], labels[batch])
+                    ascent = local_weight * ascent + (1 - local_weight) * there
+                d = problem.gradient(t, i, k, y + radius * unit(ascent))
+                y = y - eta * (d + wd * y)
+            deltas.append(y - x)
+        x = x + server_rate * mean(deltas)
+        models.append(x)
+    return Trace(models, made)
+
+
+def dynafed(
+    problem: Problem,
+    *,
+    models: int,
+    samples_per_class: int,
+    iterations: int,
+    steps: int,
+    span: int,
+    sample_rate: float,
+    inner_rate: float,
+    inner_rate_rate: float,
+    epochs: int,
+    fine_tuning_rate: float,
+) -> Trace:
+    """DynaFed with a window of two models, whose mean is the only target there can be."""
+    assert span == 2 and models == 3
+    x = problem.start
+    wd = problem.weight_decay
+    made: dict[str, Vector] = {}
+    visited = [x]
+    for t, cohort in enumerate(problem.cohorts):
+        eta = problem.rate(t)
+        if t == models - 1:
+            made = distil(
+                problem,
+                visited,
+                (visited[1] + visited[2]) / 2,
+                samples_per_class=samples_per_class,
+                iterations=iterations,
+                steps=steps,
+                sample_rate=sample_rate,
+                inner_rate=inner_rate,
+                inner_rate_rate=inner_rate_rate,
+                soft=True,
+            )
+        deltas = []
+        for i in cohort:
+            y = x
+            for k in range(problem.steps(t, i)):
+                g = problem.gradient(t, i, k, y)
+                y = y - eta * (g + wd * y)
+            deltas.append(y - x)
+        x = x + mean(deltas)
+        if t >= models - 1:
+            labels = problem.made_up(samples_per_class, soft=True)[1]
+            x = fine_tuned(problem, x, made, labels, epochs, fine_tuning_rate)
+        visited.append(x)
+    return Trace(visited, made)
+
+
+def dynafed_syn_only(
+    problem: Problem,
+    *,
+    models: int,
+    samples_per_class: int,
+    iterations: int,
+    steps: int,
+    span: int,
+    sample_rate: float,
+    inner_rate: float,
+    inner_rate_rate: float,
+    epochs: int,
+    fine_tuning_rate: float,
+) -> Trace:
+    """DynaFed whose server does not listen any more once it has its own samples."""
+    assert span == 2 and models == 3
+    x = problem.start
+    wd = problem.weight_decay
+    made: dict[str, Vector] = {}
+    visited = [x]
+    for t, cohort in enumerate(problem.cohorts):
+        eta = problem.rate(t)
+        if t == models - 1:
+            made = distil(
+                problem,
+                visited,
+                (visited[1] + visited[2]) / 2,
+                samples_per_class=samples_per_class,
+                iterations=iterations,
+                steps=steps,
+                sample_rate=sample_rate,
+                inner_rate=inner_rate,
+                inner_rate_rate=inner_rate_rate,
+                soft=True,
+            )
+        if t >= models - 1:
+            labels = problem.made_up(samples_per_class, soft=True)[1]
+            x = fine_tuned(problem, x, made, labels, epochs, fine_tuning_rate)
+        else:
+            deltas = []
+            for i in cohort:
+                y = x
+                for k in range(problem.steps(t, i)):
+                    g = problem.gradient(t, i, k, y)
+                    y = y - eta * (g + wd * y)
+                deltas.append(y - x)
+            x = x + mean(deltas)
+        visited.append(x)
+    return Trace(visited, made)

@@ -12,6 +12,7 @@ from functools import cache, partial
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 
 from . import naive
 from .naive import Trace, Vector, mean, unit
@@ -105,6 +106,24 @@ class Toy:
     ) -> tuple[Vector, Vector, Vector]:
         return backward(point, *self.batch(round, client, step), scale, offset)
 
+    def made_up(self, per_class: int, soft: bool) -> tuple[Vector, Vector]:
+        random = np.random.default_rng(13)
+        return random.normal(size=(2 * per_class, self.inputs)), random.normal(size=2 * per_class)
+
+    def made_up_gradient(self, point: Vector, inputs: Vector, labels: Vector) -> Vector:
+        return backward(point, inputs, labels)[0]
+
+    def made_up_slopes(
+        self, point: Vector, inputs: Vector, labels: Vector, along: Vector
+    ) -> tuple[Vector, Vector, Vector]:
+        leaves = [torch.from_numpy(value.copy()).requires_grad_() for value in (point, inputs, labels)]
+        weights, bias, last = leaves[0].split([HIDDEN * self.inputs, HIDDEN, HIDDEN])
+        output = torch.tanh(leaves[1] @ weights.view(HIDDEN, -1).T + bias) @ last
+        half_error = 0.5 * (output - leaves[2]).square().mean()
+        (slope,) = torch.autograd.grad(half_error, leaves[0], create_graph=True)
+        slopes = torch.autograd.grad(slope @ torch.from_numpy(along.copy()), leaves)
+        return slopes[0].numpy(), slopes[1].numpy(), slopes[2].numpy()
+
 
 @dataclass
 class Flat(Toy):
@@ -170,6 +189,16 @@ def assert_close(left: Vector, right: Vector) -> None:
 
 Method = Callable[[Toy], Trace]
 
+DISTILLATION = {
+    "samples_per_class": 3,
+    "iterations": 4,
+    "span": 2,
+    "sample_rate": 0.1,
+    "inner_rate": 0.3,
+    "inner_rate_rate": 0.05,
+}
+FINE_TUNING = {"models": 3, "steps": 3, "epochs": 3, "fine_tuning_rate": 0.02}
+
 # Every method with hyper-parameters at which all of its terms act.
 GENERIC: dict[str, Method] = {
     "fedavg": naive.fedavg,
@@ -203,6 +232,16 @@ GENERIC: dict[str, Method] = {
     "fednsam_d": partial(naive.fednsam_d, lookahead=0.7, radius=0.2, regularisation=0.3),
     "fedsagd": partial(naive.fedsagd, momentum_decay=0.6, proximal_weight=0.3, decay_weight=0.02),
     "nesterov_sam": partial(naive.nesterov_sam, lookahead=0.7, radius=0.2),
+    "fedsynsam": partial(
+        naive.fedsynsam,
+        radius=0.2,
+        local_weight=0.6,
+        warm_rounds=1,
+        synthetic_batch=4,
+        **DISTILLATION,
+    ),
+    "dynafed": partial(naive.dynafed, **DISTILLATION, **FINE_TUNING),
+    "dynafed_syn_only": partial(naive.dynafed_syn_only, **DISTILLATION, **FINE_TUNING),
 }
 
 STATES: dict[str, tuple[set[str], set[str]]] = {
@@ -252,6 +291,20 @@ def test_analytic_gradients_match_finite_differences() -> None:
             assert (values[0] - values[1]) / 2e-6 == pytest.approx(analytic[entry], abs=1e-8)
 
 
+def test_slopes_of_made_up_samples_match_finite_differences() -> None:
+    toy = Toy()
+    along = np.random.default_rng(4).normal(size=len(toy.start))
+    arguments = [toy.start, *toy.made_up(2, soft=True)]
+    for which, analytic in enumerate(toy.made_up_slopes(*arguments, along)):
+        for entry in range(arguments[which].size):
+            values = []
+            for sign in (1, -1):
+                moved = [a.copy() for a in arguments]
+                moved[which].flat[entry] += sign * 1e-6
+                values.append(along @ toy.made_up_gradient(*moved))
+            assert (values[0] - values[1]) / 2e-6 == pytest.approx(analytic.flat[entry], abs=1e-8)
+
+
 def test_toy_problem_is_as_awkward_as_intended() -> None:
     toy = Toy()
     assert {len(cohort) for cohort in toy.cohorts} == {3}
@@ -269,9 +322,12 @@ def test_unit_vectors() -> None:
     assert np.linalg.norm(unit(np.full(5, 1e-9))) == pytest.approx(1.0, abs=1e-12)
 
 
+HELPERS = {"unit", "mean", "adam", "distil", "fine_tuned"}
+
+
 def test_every_method_is_exercised() -> None:
     functions = inspect.getmembers(naive, inspect.isfunction)
-    methods = {name for name, f in functions if f.__module__ == naive.__name__} - {"unit", "mean"}
+    methods = {name for name, f in functions if f.__module__ == naive.__name__} - HELPERS
     assert methods == set(GENERIC)
 
 
@@ -402,6 +458,8 @@ REDUCTIONS: dict[str, tuple[Method, Method]] = {
     ),
     "fedasam-identity": (unmasked(partial(naive.fedasam, radius=0.2, offset=0.1)), sam(0.2)),
     "fedasam-constant": (all_masked(partial(naive.fedasam, radius=2e-14, offset=1e13)), sam(0.2)),
+    "fedsynsam-radius": (partial(GENERIC["fedsynsam"], radius=0.0), plain()),
+    "fedsynsam-weight": (partial(GENERIC["fedsynsam"], local_weight=1.0), sam(0.2)),
     "fedgamma": (partial(naive.fedgamma, radius=0.0), scaffold()),
     "fedgamma-rate": (partial(naive.fedgamma, radius=0.0, server_rate=0.8), scaffold(server_rate=0.8)),
     "fedlesam_s-client": (partial(naive.fedlesam_s, radius=0.0), scaffold()),
@@ -1145,6 +1203,7 @@ OPTIONS: dict[str, tuple[Method, Method]] = {
     ),
     "fedlesam": (GENERIC["fedlesam"], partial(naive.fedlesam, radius=0.2, memory="server")),
     "fedlesam_s": (GENERIC["fedlesam_s"], partial(naive.fedlesam_s, radius=0.2, memory="server")),
+    "fedsynsam": (GENERIC["fedsynsam"], partial(GENERIC["fedsynsam"], optimizer="sgd")),
     "fedlesam_d": (
         GENERIC["fedlesam_d"],
         partial(naive.fedlesam_d, radius=0.2, regularisation=0.3, memory="server"),

@@ -1,4 +1,4 @@
-"""DynaFed on synthetic data alone: after the distillation the server trains on D and hears nobody.
+"""DynaFed-syn-only: after the distillation the server trains on D alone and hears nobody.
 
     rounds before there are L models x_0 … x_{L−1}:  FedAvg
     then once:                                       D, as in DynaFed

@@ -108,20 +108,19 @@ def _plain(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "")
 
 
-def _build_part(slot: str, description: Any) -> Part:
+def _build_part(slot: str, description: Any, within: str = "") -> Part:
     if isinstance(description, str):
         description = {"part": description}
-    known = parts_by_name(slot)
+    known, place = parts_by_name(slot), f"algorithm.{slot}{within}"
     name = description.get("part") if isinstance(description, Mapping) else None
     if not isinstance(name, str) or name not in known:
-        hint = did_you_mean(str(name), known)
-        raise FlatfedError(f"algorithm.{slot}.part = {name!r}: unknown; {hint}")
+        raise FlatfedError(f"{place}.part = {name!r}: unknown; {did_you_mean(str(name), known)}")
     kind = known[name]
     options = {key: value for key, value in description.items() if key != "part"}
     if "of" in options:  # a part around another of its slot
-        options["of"] = _build_part(slot, options["of"])
+        options["of"] = _build_part(slot, options["of"], f"{within}.of")
     try:
         return kind(**options)
     except ValidationError as error:
         fields = inspect.signature(kind).parameters
-        raise FlatfedError(one_line(error, fields, prefix=f"algorithm.{slot}.{name}")) from None
+        raise FlatfedError(one_line(error, fields, prefix=f"{place}.{name}")) from None

@@ -29,17 +29,21 @@ def list_() -> None:
         algorithm = ALGORITHMS[name]()
         title = equations(name).splitlines()[0].partition(": ")[2].rstrip(".")
         extra = " + pass" if algorithm.full_gradients else ""
+        samples = " + samples" if algorithm.sent_once else ""
         table.add_row(
             name,
             title[0].upper() + title[1:],
             f"{algorithm.gradient_evaluations}{extra}",
-            str(len(algorithm.broadcast)),
+            f"{len(algorithm.broadcast) - len(algorithm.sent_once)}{samples}",
             str(len(algorithm.uploads)),
             _names(algorithm.server_vectors),
             _names(algorithm.client_vectors),
         )
     console.print(table)
-    console.print("down, up: vectors of the model's size per participant and round. See flatfed show NAME.")
+    console.print(
+        "down, up: vectors of the model's size per participant and round (samples travel once). "
+        "See flatfed show NAME."
+    )
 
 
 @command
@@ -56,7 +60,8 @@ def _facts(made: Algorithm) -> Table:
     facts.add_row("[bold]defaults", ", ".join(f"{k} = {v}" for k, v in made.options.items()) or "none")
     extra = ", one pass over the client's data per round" if made.full_gradients else ""
     facts.add_row("[bold]gradients per step", f"{made.gradient_evaluations}{extra}")
-    facts.add_row("[bold]down", ", ".join(made.broadcast))
+    down = [f"{name} (once)" if name in made.sent_once else name for name in made.broadcast]
+    facts.add_row("[bold]down", ", ".join(down))
     facts.add_row("[bold]up", ", ".join(made.uploads))
     facts.add_row("[bold]server keeps", ", ".join(["model", *(v.name for v in made.server_vectors)]))
     facts.add_row("[bold]client keeps", _names(made.client_vectors))

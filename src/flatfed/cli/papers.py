@@ -9,6 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from flatfed.cli.report import end_with_report
 from flatfed.cli.terminal import (
     RUNS,
     Assignments,
@@ -22,11 +23,15 @@ from flatfed.cli.terminal import (
     round_progress,
 )
 from flatfed.core.errors import DivergedError, FlatfedError
+from flatfed.experiments.compare import run_folder
 from flatfed.experiments.papers import tables
 from flatfed.experiments.papers.presets import Cell
-from flatfed.experiments.papers.reproduce import Result, chosen_cells, remaining_work
+from flatfed.experiments.papers.reproduce import Result, chosen_cells, remaining_work, seeded
 from flatfed.experiments.papers.reproduce import reproduce as run_cells
 from flatfed.experiments.run import Callback
+from flatfed.report.content import Cell as TableCell
+from flatfed.report.content import Table as ReportTable
+from flatfed.report.content import cell
 
 
 @command
@@ -49,9 +54,8 @@ def reproduce(
     if table is None:
         listing = Table("table", "what it shows")
         for name, content in tables().items():
-            remark = " (needs compressed uploads: not yet)" if name.startswith("fedsynsam") else ""
-            if "diagnostic" in content:
-                remark = f" (a diagnostic, not accuracies: {content['diagnostic']})"
+            diagnostic = content.get("diagnostic")
+            remark = f" (a diagnostic, not accuracies: {diagnostic})" if diagnostic else ""
             listing.add_row(name, content["title"] + remark)
         console.print(listing)
         return
@@ -76,9 +80,13 @@ def reproduce(
         results = run_cells(chosen, range(seeds), runs, watch, failed)
     for failure in failures:
         complain.print(f"[yellow]left out:[/] {escape(failure)}")
-    _print_results(results)
+    shown = _results_tables(results)
+    _print_tables(shown)
     for note in tables()[table]["notes"]:
         console.print(f"note: {note}", highlight=False)
+    labels = {run_folder(seeded(each, seed), runs): each.label for each in chosen for seed in range(seeds)}
+    name = f"report-{table.replace('/', '-')}.html"
+    end_with_report(labels, runs / name, title=tables()[table]["title"], tables=shown)
 
 
 def _duration(seconds: float) -> str:
@@ -87,51 +95,64 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
-def _print_results(results: Sequence[Result]) -> None:
-    for block in dict.fromkeys(result.cell.block for result in results):
+def _results_tables(results: Sequence[Result]) -> list[ReportTable]:
+    """A table for each part of the paper's."""
+    tables = []
+    for number, block in enumerate(dict.fromkeys(result.cell.block for result in results)):
         rows = [result for result in results if result.cell.block == block]
-        _print_accuracies(rows)
+        tables.append(_accuracies(f"paper-{number}", rows))
         if rows[0].printed_deviations:
-            _print_deviations(rows)
-        for row in rows:
-            if "impossible" in row.cell.printed:
-                console.print(f"(!) {row.cell.label}: the paper's cell {row.cell.printed['impossible']}")
-        for name, detail in dict.fromkeys(row.cell.origin.partition(": ")[::2] for row in rows):
-            if detail:
-                console.print(f"lr ({name}): {detail}", highlight=False)
+            tables.append(_deviations(f"deviations-{number}", rows))
+    return tables
 
 
-def _print_accuracies(rows: Sequence[Result]) -> None:
-    table = Table(title=rows[0].cell.title, title_justify="left")
-    table.add_column("method")
-    for header in ("lr (from)", "paper %", "ours %", "difference"):
-        table.add_column(header, justify="right", no_wrap=True)
-    for target in rows[0].cell.targets:
-        table.add_column(f"rounds to {target:.0%}\npaper | ours", justify="right", no_wrap=True)
+def _accuracies(name: str, rows: Sequence[Result]) -> ReportTable:
+    unit = " %" if rows[0].percent else f"\n{rows[0].measure}"
+    targets = [f"rounds to {target:.0%}\npaper | ours" for target in rows[0].cell.targets]
+    columns = ["method", "lr (from)", f"paper{unit}", f"ours{unit}", "difference", *targets]
+    wrong = [row for row in rows if "impossible" in row.cell.printed]
+    notes = [f"(!) {row.cell.label}: the paper's cell {row.cell.printed['impossible']}" for row in wrong]
+    origins = dict.fromkeys(row.cell.origin.partition(": ")[::2] for row in rows)
+    notes += [f"lr ({origin}): {detail}" for origin, detail in origins if detail]
+    cells = [_result_cells(row) for row in rows]
+    return ReportTable(name, rows[0].cell.title, columns, cells, "\n".join(notes))
+
+
+def _result_cells(row: Result) -> list[TableCell]:
+    mark = " (!)" if "impossible" in row.cell.printed else ""
+    spread = "" if row.printed_deviation is None else f" ± {row.printed_deviation:.2f}"
+    rate, scale = row.cell.config["training"]["lr"], 100 if row.percent else 1
+    ours = None if row.ours is None else TableCell(row.ours.text(2, scale), scale * row.ours.mean)
+    return [
+        cell(row.cell.label + mark),
+        TableCell(f"{rate:g} ({row.cell.origin.partition(':')[0]})", rate),
+        cell(row.printed, 2, more=spread),
+        ours or TableCell("diverged"),
+        TableCell("–") if row.difference is None else TableCell(f"{row.difference:+.2f}", row.difference),
+        *(cell(text) for text in _rounds_columns(row)),
+    ]
+
+
+def _deviations(name: str, rows: Sequence[Result]) -> ReportTable:
+    columns = [f"own {data} data\npaper | ours (chance)" for data in rows[0].printed_deviations]
+    cells = []
     for row in rows:
-        printed = "–" if row.printed is None else f"{row.printed:.2f}"
-        if row.printed_deviation is not None:
-            printed += f" ± {row.printed_deviation:.2f}"
-        difference = "–" if row.difference is None else f"{row.difference:+.2f}"
-        mark = " [yellow](!)[/]" if "impossible" in row.cell.printed else ""
-        ours = "diverged" if row.ours is None else row.ours.text(2, 100)
-        rate = f"{row.cell.config['training']['lr']:g} ({row.cell.origin.partition(':')[0]})"
-        table.add_row(row.cell.label + mark, rate, printed, ours, difference, *_rounds_columns(row))
-    console.print(table)
+        found = ((printed, row.clients[data]) for data, printed in row.printed_deviations.items())
+        texts = (f"{printed:.2f} | {ours.deviation_text if ours else '–'}" for printed, ours in found)
+        cells.append([cell(row.cell.label), *(cell(text) for text in texts)])
+    return ReportTable(name, "Deviation between clients, %", ["method", *columns], cells)
 
 
-def _print_deviations(rows: Sequence[Result]) -> None:
-    table = Table()
-    table.add_column("deviation between clients, %")
-    for name in rows[0].printed_deviations:
-        table.add_column(f"own {name} data\npaper | ours (chance)", justify="right", no_wrap=True)
-    for row in rows:
-        found = ((printed, row.clients[name]) for name, printed in row.printed_deviations.items())
-        table.add_row(
-            row.cell.label,
-            *(f"{printed:.2f} | {ours.deviation_text if ours else '–'}" for printed, ours in found),
-        )
-    console.print(table)
+def _print_tables(tables: Sequence[ReportTable]) -> None:
+    for content in tables:
+        table = Table(title=content.title, title_justify="left")
+        for place, header in enumerate(content.columns):
+            table.add_column(header, justify="right" if place else "left", no_wrap=place > 0)
+        for row in content.rows:
+            table.add_row(*(escape(each.text) for each in row))
+        console.print(table)
+        if content.note:
+            console.print(content.note, highlight=False, markup=False)
 
 
 def _rounds_columns(row: Result) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec
@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from flatfed.core.algorithm import Work
 from flatfed.core.errors import DivergedError, FlatfedError
+from flatfed.experiments.run import Callback
 from flatfed.experiments.run import Progress as RoundProgress
 
 app = typer.Typer(
@@ -102,14 +103,24 @@ def round_progress() -> Iterator[Progress]:
 class Watcher:
     """A run's callback that moves a bar with its rounds, and shows the server's own work as another bar.
 
-    `before` is where the bar stands when the run is at round 0; None moves it on from where it is.
+    `before` is where the bar stands when the run is at round 0; None moves it on from where it is. `also` are
+    other callbacks of the run.
     """
 
-    def __init__(self, progress: Progress, task: TaskID, prefix: str = "", before: int | None = None) -> None:
-        self.progress, self.task, self.prefix, self.before = progress, task, prefix, before
+    def __init__(
+        self,
+        progress: Progress,
+        task: TaskID,
+        prefix: str = "",
+        before: int | None = None,
+        also: Sequence[Callback] = (),
+    ) -> None:
+        self.progress, self.task, self.prefix, self.before, self.also = progress, task, prefix, before, also
         self._own_work: TaskID | None = None
 
     def __call__(self, now: RoundProgress) -> None:
+        for callback in self.also:
+            callback(now)
         if self._own_work is not None:
             self.progress.remove_task(self._own_work)
             self._own_work = None

@@ -12,6 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from flatfed.algorithms import WIRE
+from flatfed.cli.report import end_with_report
 from flatfed.cli.terminal import (
     RUNS,
     Assignments,
@@ -30,6 +31,12 @@ from flatfed.experiments.config import Config, with_assignments
 from flatfed.experiments.demo import DEMO_BASE, DEMO_CONTESTANTS, DEMO_SEEDS, DEMO_TARGET
 from flatfed.experiments.record import RunFolder, read_json
 from flatfed.experiments.run import Callback, Run
+from flatfed.experiments.tracking import TensorBoard
+
+Tracking = Annotated[
+    Path | None,
+    typer.Option("--tensorboard", metavar="FOLDER", help="Also write curves for TensorBoard there."),
+]
 
 
 @command
@@ -59,16 +66,18 @@ def run(
     assignments: Assignments = None,
     runs: Root = RUNS,
     folder: Annotated[Path | None, typer.Option(help="This run's folder, instead of one in --runs.")] = None,
+    tensorboard: Tracking = None,
 ) -> None:
     """Train what a config file describes."""
     checked = Config.read(config, assignments or [])
-    _run(checked, folder or run_folder(checked, runs))
+    _run(checked, folder or run_folder(checked, runs), tensorboard)
 
 
 @command
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
     rounds: Annotated[int | None, typer.Option(min=1, help="Go on to this many rounds.")] = None,
+    tensorboard: Tracking = None,
 ) -> None:
     """Go on with an interrupted run, to the same bits as if it had not been interrupted."""
     existing = RunFolder.existing(folder)
@@ -81,6 +90,7 @@ def resume(
     _run(
         Config.checked(with_assignments(values, [f"training.rounds={rounds}"] if rounds is not None else [])),
         folder,
+        tensorboard,
     )
 
 
@@ -94,6 +104,7 @@ def compare_(
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 3,
     target: Annotated[float, typer.Option(min=0, max=1, help="Accuracy to count rounds to.")] = DEMO_TARGET,
     runs: Root = RUNS,
+    tensorboard: Tracking = None,
 ) -> None:
     """Run several algorithms on the same data, clients and batches."""
     base = dict(Config.read(config).model_dump(exclude_unset=True)) if config else DEMO_BASE
@@ -105,19 +116,25 @@ def compare_(
                 f"--set {assignment}: name the algorithms and their options as arguments, and use --seeds"
             )
     contestants = [_contestant(text) for text in algorithms]
-    _compare(with_assignments(base, assignments or []), contestants, range(seeds), target, runs)
+    _compare(with_assignments(base, assignments or []), contestants, range(seeds), target, runs, tensorboard)
 
 
-def _run(config: Config, folder: Path) -> None:
+def _run(config: Config, folder: Path, tensorboard: Path | None) -> None:
     if is_complete(config, folder):
         console.print(f"{folder} is complete: {config.training.rounds} rounds.")
         return
+    tracking = _tracking(tensorboard, folder)
     federation = config.make_federation()
     with round_progress() as progress:
         name = config.make_algorithm().name
         task = progress.add_task(name, total=config.training.rounds, note="", unit="rounds")
-        finished = config.run(federation, folder, [Watcher(progress, task, before=0)])
+        finished = config.run(federation, folder, [Watcher(progress, task, before=0), *tracking])
     _report_run(finished, folder)
+
+
+def _tracking(tensorboard: Path | None, folder: Path) -> list[Callback]:
+    """Curves of several runs lie beside each other, under the names of their run folders."""
+    return [TensorBoard(tensorboard / folder.name)] if tensorboard is not None else []
 
 
 def _report_run(finished: Run, folder: Path) -> None:
@@ -149,6 +166,7 @@ def _compare(
     seeds: Sequence[int],
     target: float,
     runs: Path,
+    tensorboard: Path | None = None,
 ) -> None:
     failures: list[str] = []
     with round_progress() as progress:
@@ -158,7 +176,8 @@ def _compare(
         )
 
         def watch(contestant: Contestant, seed: int) -> Callback:
-            return Watcher(progress, overall, f"{contestant.label}, seed {seed}: ")
+            tracking = _tracking(tensorboard, run_folder(contestant.config(base, seed), runs))
+            return Watcher(progress, overall, f"{contestant.label}, seed {seed}: ", also=tracking)
 
         def failed(contestant: Contestant, seed: int, error: DivergedError) -> None:
             failures.append(f"{contestant.label}, seed {seed}: {error}")
@@ -173,6 +192,8 @@ def _compare(
     test = config.make_federation().test
     _print_rows(rows, target, len(test[0]) if test else 0)
     console.print(f"Run folders: {runs}")
+    labels = {run_folder(each.config(base, seed), runs): each.label for each in contestants for seed in seeds}
+    end_with_report(labels, runs / "report.html", targets=[target])
 
 
 def _print_rows(rows: Sequence[Row], target: float, test_samples: int) -> None:

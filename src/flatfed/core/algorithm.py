@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
+from pydantic import ConfigDict
 from torch import Tensor
 
 from flatfed.core.errors import FlatfedError
@@ -81,7 +82,6 @@ class ServerContext:
     """Rounds finished so far."""
     seed: int
     dimensions: Dimensions
-    population: int
     total_rate: float
     """Σ η_k of a typical client in the round that comes next."""
     loss: Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -95,6 +95,8 @@ class Work(NamedTuple):
     record: dict[str, float] = {}
     done: int = 1
     total: int = 1
+    sends: bool = False
+    """Whether the vectors that are sent once are made with it, and go to all clients."""
 
 
 class Finish(NamedTuple):
@@ -108,6 +110,8 @@ class Part:
     """One ingredient. Everything has a neutral default, so a part overrides only what it is about."""
 
     slot: ClassVar[str]
+    # An option that a part does not know is refused; a part may hold another.
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
     needs_float_inputs: ClassVar[bool] = False
     needs_classes: ClassVar[bool] = False
     """Whether targets must be class labels."""
@@ -260,7 +264,8 @@ class Compressor(Part):
 
     def encode(self, vector: Tensor, generator: torch.Generator) -> bytes:
         """A vector [P] as the bytes that travel; draws come from the generator alone."""
-        return vector.detach().cpu().contiguous().numpy().tobytes()
+        # As bytes first, because numpy does not know every dtype.
+        return vector.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
 
     def decode(self, payload: bytes, size: int, dtype: torch.dtype) -> Tensor:
         """The vector [size] that the receiver sees; a payload that cannot be right is refused."""
@@ -353,6 +358,12 @@ class Algorithm:
     def broadcast(self) -> tuple[str, ...]:
         """What travels down to each participant, "model" first."""
         return ("model", *dict.fromkeys(name for part in self.parts for name in part.receives))
+
+    @property
+    def sent_once(self) -> tuple[str, ...]:
+        """What of the broadcast travels in one round only, to all clients."""
+        once = {vector.name for vector in self.server_vectors if vector.sent_once}
+        return tuple(name for name in self.broadcast if name in once)
 
     @property
     def uploads(self) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flatfed.core import random
 from flatfed.core.algorithm import Algorithm
@@ -168,7 +169,8 @@ class LocalEngine:
         loss_of = MatrixGradients(module, self.plan.layout, self.plan.loss).loss_of
 
         def loss(point: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-            with random.routed(self.plan.evaluation_generator()):
+            # Of torch's attention kernels only the plain one can be differentiated twice.
+            with random.routed(self.plan.evaluation_generator()), sdpa_kernel(SDPBackend.MATH):
                 return loss_of(point, inputs, targets)
 
         return loss

@@ -230,6 +230,18 @@ class RunFolder:
         except OSError:
             raise FlatfedError(f"{self.path}: another process is running it; wait or stop that one") from None
 
+    def is_running(self) -> bool:
+        """Whether a process has taken the folder."""
+        path = self.checkpoints / LOCK
+        if fcntl is None or not path.exists():
+            return False
+        with path.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return True
+        return False
+
     def close(self) -> None:
         if self._locked is not None:
             self._locked.close()
@@ -270,7 +282,7 @@ class RunFolder:
             format=FORMAT,
             round=checkpoint.round,
             fingerprint=checkpoint.fingerprint,
-            server=self._write_tensors(f"server-{checkpoint.round}.safetensors", tensors),
+            server=self._write_tensors(f"server-{checkpoint.round}", tensors),
             clients=self._log_clients(checkpoint.round, store),
         )
         write_json(self.manifest_path, manifest.model_dump())
@@ -291,16 +303,19 @@ class RunFolder:
             return logged
         rows = [row for client in clients if (row := store.row(client)) is not None]
         entry = self._write_tensors(
-            f"clients-{round_number}.safetensors",
+            f"clients-{round_number}",
             {"clients": torch.tensor(clients), "rows": torch.stack(rows)},
             rows=len(clients),
         )
         return (entry,) if everything else (*logged, entry)
 
-    def _write_tensors(self, name: str, tensors: Mapping[str, Tensor], rows: int = 0) -> StoredFile:
+    def _write_tensors(self, stem: str, tensors: Mapping[str, Tensor], rows: int = 0) -> StoredFile:
         content = save_tensors({key: value.cpu().contiguous() for key, value in tensors.items()})
+        digest = hashlib.sha256(content).hexdigest()
+        # A round may be saved more than once; what the manifest still names must not be overwritten.
+        name = f"{stem}-{digest[:8]}.safetensors"
         write_atomically(self.checkpoints / name, content)
-        return StoredFile(name=name, sha256=hashlib.sha256(content).hexdigest(), rows=rows)
+        return StoredFile(name=name, sha256=digest, rows=rows)
 
     def _read_tensors(self, entry: StoredFile) -> dict[str, Tensor]:
         path = self.checkpoints / Path(entry.name).name

@@ -295,11 +295,11 @@ class _Training:
             total_rate=mean.rate,
         )
         server = server_round(self.algorithm, self.server, mean.upload, members)
+        buffers = apply_buffer_change(self.buffers, mean.buffers)
         for part in self._alone:
-            server |= part.refine(server, self._server_context())
+            server |= part.refine(server, self._server_context(buffers))
         if not bool(torch.isfinite(server["model"]).all()):
             raise DivergedError(self._advice("the global model is no longer finite"))
-        buffers = apply_buffer_change(self.buffers, mean.buffers)
         record = self._record(mean, server, buffers, len(clients), time.perf_counter() - began)
         for name, value in prepared.items():
             record[name] = record.get(name, 0) + value
@@ -322,9 +322,12 @@ class _Training:
         """The server's own work before a round, which is saved on the way; what to record of it."""
         record: dict[str, float] = {}
         for part in self._alone:
-            for work in part.before_round(self.server, self._server_context()):
+            for work in part.before_round(self.server, self._server_context(self.buffers)):
                 self.server = self.server | work.server
                 record |= work.record
+                if work.sends:
+                    size = sum(self.server[name].nbytes for name in self.algorithm.sent_once)
+                    record["bytes_down"] = len(self.engine.federation) * size
                 for callback in callbacks:
                     if isinstance(callback, WatchesWork):
                         callback.work(work)
@@ -340,7 +343,7 @@ class _Training:
     def _alone(self) -> list[Part]:
         return [part for part in self.algorithm.parts if part.works_alone]
 
-    def _server_context(self) -> ServerContext:
+    def _server_context(self, buffers: State) -> ServerContext:
         engine = self.engine
         steps = len(batches(self.settings, len(engine.federation.client(0)), self.round, 0))
         rates = self.algorithm.schedule.rates(self.settings.rate(self.round), steps)
@@ -348,9 +351,8 @@ class _Training:
             round=self.round,
             seed=self.settings.seed,
             dimensions=self.plan.dimensions,
-            population=len(engine.federation),
             total_rate=sum(rates),
-            loss=engine.server_loss(self.buffers),
+            loss=engine.server_loss(buffers),
         )
 
     def _population_weight(self) -> float:
@@ -362,8 +364,8 @@ class _Training:
         self, mean: Totals, server: State, buffers: State, clients: int, seconds: float
     ) -> dict[str, Any]:
         engine, settings, finished = self.engine, self.settings, self.round + 1
-        once = {vector.name for vector in self.algorithm.server_vectors if vector.sent_once}
-        down = sum(server[name].nbytes for name in self.algorithm.broadcast if name not in once)
+        always = set(self.algorithm.broadcast) - set(self.algorithm.sent_once)
+        down = sum(server[name].nbytes for name in always)
         buffer_bytes = sum(value.numel() * value.element_size() for value in buffers.values())
         record: dict[str, Any] = {
             "round": finished,

@@ -50,14 +50,15 @@ def _crop(images: Tensor, draw: Draw) -> Tensor:
 
 
 def _cutout(images: Tensor, draw: Draw) -> Tensor:
-    """A square of half the side set to zero, wherever its centre falls."""
-    kept = torch.ones_like(images[:, :1])
-    for axis, size in ((2, images.shape[2]), (3, images.shape[3])):
+    """A square of half the side set to zero around any pixel, so that part of it may fall outside."""
+    hole = torch.ones_like(images[:, :1])
+    for axis in (2, 3):
+        size = images.shape[axis]
+        width = round(HOLE * size)
         place = torch.arange(size).to(images).view([-1 if each == axis else 1 for each in range(4)])
-        centre = torch.floor(draw(1, 1, 1) * size)
-        inside = (place - centre).abs() < HOLE * size / 2
-        kept = kept * inside
-    return images * (1 - kept)
+        start = torch.floor(draw(1, 1, 1) * size) - width // 2
+        hole = hole * ((place >= start) & (place < start + width))
+    return images * (1 - hole)
 
 
 def _flip(images: Tensor, draw: Draw) -> Tensor:

@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import math
 import zlib
+from fractions import Fraction
 from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from flatfed.core.algorithm import Cohort, Compressor
-from flatfed.core.errors import FlatfedError
+from flatfed.core.errors import DivergedError, FlatfedError
 from flatfed.core.types import Count, PositiveShare
 
 CHECKSUM = 4
@@ -51,9 +52,9 @@ class Quantize(Compressor):
         exact = torch.linalg.vector_norm(buckets, ord=order, dim=1, keepdim=True, dtype=torch.float64)
         norms = exact.float()
         # Rounded up, or a lone number could be larger than its norm.
-        norms = torch.where(norms < exact, torch.nextafter(norms, torch.tensor(math.inf)), norms)
+        norms = torch.where(norms < exact, norms.nextafter(torch.full_like(norms, math.inf)), norms)
         if not bool(torch.isfinite(norms).all()):
-            raise FlatfedError("compress: a bucket's norm is beyond single precision; use norm = 'max'")
+            raise DivergedError("compress: a bucket's norm is beyond single precision; lower lr or set clip")
         codes = torch.empty(buckets.shape, dtype=torch.uint8)
         rows = max(1, BLOCK // buckets.shape[1])
         for start in range(0, len(buckets), rows):
@@ -67,7 +68,7 @@ class Quantize(Compressor):
         fraction = values.abs().div_(torch.where(norms > 0, norms, 1)).mul_(self.levels)
         levels = fraction.floor()
         # Compared with the fraction, not added to it: a number that is on a level then stays there.
-        levels += torch.rand(levels.shape, generator=generator) < fraction.sub_(levels)
+        levels += torch.rand(levels.shape, generator=generator, dtype=levels.dtype) < fraction.sub_(levels)
         codes = levels.clamp_(max=self.levels).to(torch.uint8)
         return codes | (((values < 0) & (codes > 0)).to(torch.uint8) << (self.bits - 1))
 
@@ -123,7 +124,8 @@ class TopK(Compressor):
         return vector
 
     def kept(self, size: int) -> int:
-        return math.ceil(self.ratio * size)
+        # The decimal that was written: the product of floats makes 8 of 0.07 · 100.
+        return math.ceil(Fraction(str(self.ratio)) * size)
 
     def _lists_indices(self, size: int) -> bool:
         return self.kept(size) * _index_bits(size) < size
@@ -155,14 +157,21 @@ class Sign(Compressor):
         return (_buckets(signs, self.bucket) * scales[:, None]).flatten()[:size].to(dtype)
 
 
-@dataclass(frozen=True, config=ConfigDict(arbitrary_types_allowed=True))
+def _without_memory(inner: Compressor) -> Compressor:
+    if inner.remembers:
+        raise ValueError("error feedback cannot be put into error feedback; give what it was around")
+    return inner
+
+
+@dataclass(frozen=True)
 class ErrorFeedback(Compressor):
     """EF: p = v + e is sent as C(p), and e ← p − C(p) is kept for the next time.
 
-    So Σ sent = Σ v − e: nothing is lost, only late. Clients that do not take part keep their e.
+    So Σ sent = Σ v − e: nothing is lost, only late. Clients that do not take part keep their e, which stays
+    bounded if ‖p − C(p)‖ < ‖p‖: so for Top-k and signs, but not for few bits with an ℓ₂ norm.
     """
 
-    of: Compressor
+    of: Annotated[Compressor, AfterValidator(_without_memory)]
     remembers = True
 
     def encode(self, vector: Tensor, generator: torch.Generator) -> bytes:
@@ -178,7 +187,7 @@ class ErrorFeedback(Compressor):
         return target - decoded
 
 
-@dataclass(frozen=True, config=ConfigDict(arbitrary_types_allowed=True))
+@dataclass(frozen=True)
 class ErrorFeedback21(ErrorFeedback):
     """EF21: c = C(v − e) is sent and e ← e + c; the server's G ← G + (1/N) Σ c stands for the mean upload.
 
@@ -246,13 +255,15 @@ def _single(vector: Tensor) -> Tensor:
     single = vector.detach().to("cpu", torch.float32).contiguous()
     # The sum is cheap, and finite only if every number is; it may overflow though they are.
     if not bool(torch.isfinite(single.sum())) and not bool(torch.isfinite(single).all()):
-        raise FlatfedError("compress: the vector has numbers that single precision cannot hold, or NaN")
+        raise DivergedError(
+            "compress: the vector has numbers that single precision cannot hold; lower lr or set clip"
+        )
     return single
 
 
 def _buckets(vector: Tensor, width: int | None) -> Tensor:
-    """A vector [P] as rows [N, width], with zeros behind its end."""
-    width = width or max(1, len(vector))
+    """A vector [P] as rows [N, width], with zeros behind its end; one row is no wider than the vector."""
+    width = max(1, min(width or len(vector), len(vector)))
     return torch.nn.functional.pad(vector, (0, -len(vector) % width)).view(-1, width)
 
 

@@ -31,7 +31,7 @@ from flatfed.core.algorithm import (
     plus_shift,
     unit,
 )
-from flatfed.core.errors import FlatfedError
+from flatfed.core.errors import DivergedError, FlatfedError
 from flatfed.core.state import Dimensions, Size, State, Vector
 from flatfed.core.types import Count, Decay, NonNegative, Positive, Share
 from flatfed.parts.augment import augmented
@@ -82,7 +82,7 @@ class TrajectoryMatching(Synthetic):
         if self.models <= self.reach:
             raise FlatfedError(
                 f"models = {self.models}: matching over {self.reach} rounds needs at least {self.reach + 1}; "
-                "use more models or a smaller span"
+                "use more models (FedSynSAM has warm_rounds + 2) or a smaller span"
             )
 
     @property
@@ -100,7 +100,7 @@ class TrajectoryMatching(Synthetic):
             *(
                 replace(vector, name=f"{vector.name}_{moment}", sent_once=False)
                 for vector in learned
-                for moment in ("first", "second")
+                for moment in (("first", "second") if self.optimizer == "adam" else ("first",))
             ),
             # Below zero: not yet.
             Vector("matching_losses", "one", initial=-1.0, count=self.iterations),
@@ -125,6 +125,8 @@ class TrajectoryMatching(Synthetic):
         trajectory = server["trajectory"].clone().view(self.models, -1)
         trajectory[context.round] = server["model"]
         state = {**server, "trajectory": trajectory.flatten()}
+        if context.round == 0:
+            self._try(state, context)
         if context.round < self.models - 1:
             yield Work({"trajectory": state["trajectory"]})
             return
@@ -133,13 +135,30 @@ class TrajectoryMatching(Synthetic):
             state |= self._first(state, context)
         for iteration in range(done, self.iterations):
             state |= self._iteration(state, iteration, context)
-            losses = state["matching_losses"]
-            recent = float(losses[max(0, iteration - RECENT + 1) : iteration + 1].mean())
             kept = {vector.name: state[vector.name] for vector in self.server_vectors}
-            yield Work(kept, {"matching_loss": recent}, iteration + 1, self.iterations)
-        once = sum(state[vector.name].nbytes for vector in self.server_vectors if vector.sent_once)
+            yield Work(kept, _recent(state, iteration + 1), iteration + 1, self.iterations)
         ready = {"synthetic_ready": torch.ones_like(server["synthetic_ready"])}
-        yield Work(ready, {"bytes_down": context.population * once}, self.iterations, self.iterations)
+        # The record once more, for a run that is resumed when only this is left.
+        record = _recent(state, self.iterations)
+        yield Work(ready, record, self.iterations, self.iterations, sends=True)
+
+    def _try(self, server: State, context: ServerContext) -> None:
+        """One matching step before the first round: what cannot work must not show after the last."""
+        generator = random.torch_generator(context.seed, "distillation", 0)
+        first = self._first(server, context)
+        try:
+            with torch.enable_grad():
+                inputs = first["synthetic_inputs"].requires_grad_()
+                reached = self._trained(server["model"], {**server, **first}, context, generator)
+                torch.autograd.grad(reached.sum(), inputs)
+        except Exception as error:
+            # Whatever a user's model or loss raises.
+            labels = "probabilities" if self.soft_labels else "class labels"
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise FlatfedError(
+                f"synthetic: the loss on made-up inputs and {labels} cannot be differentiated twice "
+                f"({reason}); use another model or loss"
+            ) from error
 
     def _first(self, server: State, context: ServerContext) -> dict[str, Tensor]:
         """Noise or the user's samples, their labels, and the first inner step size."""
@@ -174,16 +193,17 @@ class TrajectoryMatching(Synthetic):
             slopes = torch.autograd.grad(loss, list(learned.values()))
         losses = server["matching_losses"].clone()
         losses[iteration] = loss.detach()
-        if not bool(torch.isfinite(losses[iteration])):
-            raise FlatfedError(
-                f"synthetic: the matching loss of iteration {iteration + 1} is {float(loss):g}; lower "
-                f"sample_rate (now {self.sample_rate:g}) or inner_rate"
-            )
         changed = {"matching_losses": losses}
         for name, slope in zip(names, slopes, strict=True):
             rate = self.inner_rate_rate if name == "synthetic_step" else self.sample_rate
             changed |= self._descended(name, server, slope, rate, iteration + 1)
         changed["synthetic_step"] = changed["synthetic_step"].clamp(min=SMALLEST_STEP)
+        if not all(bool(torch.isfinite(value).all()) for value in changed.values()):
+            raise DivergedError(
+                f"synthetic: iteration {iteration + 1} of the distillation is not finite (matching loss "
+                f"{float(losses[iteration]):g}); lower sample_rate (now {self.sample_rate:g}) or inner_rate "
+                f"(now {float(server['synthetic_step']):g})"
+            )
         return changed
 
     def _target(self, window: Tensor, generator: torch.Generator) -> Tensor:
@@ -216,12 +236,11 @@ class TrajectoryMatching(Synthetic):
         self, name: str, server: State, slope: Tensor, rate: float, count: int
     ) -> dict[str, Tensor]:
         """One step of the optimizer and its moments."""
-        first, second = server[f"{name}_first"], server[f"{name}_second"]
         if self.optimizer == "sgd":
-            first = self.momentum * first + slope
+            first = self.momentum * server[f"{name}_first"] + slope
             return {name: server[name] - rate * first, f"{name}_first": first}
-        first = torch.lerp(slope, first, FIRST_DECAY)
-        second = torch.lerp(slope.square(), second, SECOND_DECAY)
+        first = torch.lerp(slope, server[f"{name}_first"], FIRST_DECAY)
+        second = torch.lerp(slope.square(), server[f"{name}_second"], SECOND_DECAY)
         size = (second / (1 - SECOND_DECAY**count)).sqrt() + STABILITY
         step = rate * first / (1 - FIRST_DECAY**count) / size
         return {name: server[name] - step, f"{name}_first": first, f"{name}_second": second}
@@ -231,7 +250,7 @@ class TrajectoryMatching(Synthetic):
 class SyntheticMix(Gradient):
     """g(y + ε) with ε = ρ u(β g(y) + (1 − β) ∇ℓ(y; synthetic batch)); until there are samples, β = 1.
 
-    Each step takes the next `batch` synthetic samples, in a circle.
+    Each step takes the next `batch` synthetic samples, in a circle that goes on from round to round.
     """
 
     radius: NonNegative
@@ -240,21 +259,22 @@ class SyntheticMix(Gradient):
 
     @property
     def evaluations(self) -> int:
-        return 3
+        return 3 if self.local_weight < 1 else 2
 
     @property
     def receives(self) -> tuple[str, ...]:
-        return ("synthetic_inputs", "synthetic_labels", "synthetic_ready")
+        return ("synthetic_inputs", "synthetic_labels", "synthetic_ready") if self.local_weight < 1 else ()
 
     def begin(self, context: ClientContext) -> Carry:
-        ready = bool(context.received["synthetic_ready"][0])
-        return {"step": torch.tensor(0)} if ready else {}
+        if self.local_weight == 1 or not bool(context.received["synthetic_ready"][0]):
+            return {}
+        return {"step": torch.tensor(context.round * len(context.rates))}
 
     def gradient(
         self, point: Tensor, oracle: Oracle, context: ClientContext, carry: Carry
     ) -> tuple[Tensor, Carry]:
         ascent = oracle(point)
-        if "step" in carry and self.local_weight < 1:
+        if "step" in carry:
             inputs, targets = samples_of(context.received, context.input_shape)
             chosen = _window(int(carry["step"]), min(self.batch, len(inputs)), len(inputs))
             there = oracle.elsewhere(point, inputs[chosen], targets[chosen])
@@ -314,6 +334,11 @@ def samples_of(vectors: Mapping[str, Tensor], input_shape: tuple[int, ...]) -> t
     return inputs, labels.long() if hard else labels.view(len(inputs), -1).softmax(1)
 
 
+def _recent(server: State, done: int) -> dict[str, float]:
+    """The mean matching loss of the last iterations."""
+    return {"matching_loss": float(server["matching_losses"][max(0, done - RECENT) : done].mean())}
+
+
 def _window(step: int, size: int, count: int) -> Tensor:
     """The positions of the step's batch when batches follow each other in a circle."""
     return (step * size + torch.arange(size)) % count
@@ -325,10 +350,12 @@ def _user_samples(path: Path, classes: Tensor, dimensions: Dimensions) -> Tensor
     try:
         with np.load(path, allow_pickle=False) as stored:
             inputs, targets = stored["inputs"], stored["targets"]
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:
+        # A damaged or foreign file makes numpy raise errors of many kinds.
         raise FlatfedError(f"{where}: cannot be read as .npz with inputs and targets ({error})") from None
     expected = (len(classes), *dimensions.input_shape)
-    if inputs.shape != expected or not np.isfinite(inputs).all():
+    floats = np.issubdtype(inputs.dtype, np.floating)
+    if inputs.shape != expected or not floats or not np.isfinite(inputs).all():
         raise FlatfedError(
             f"{where}: its inputs are {list(inputs.shape)} {inputs.dtype}; give finite floats "
             f"{list(expected)}, normalised as the model sees them"

@@ -140,11 +140,39 @@ FEDSAM_METHODS: dict[str, Values] = {
     "FedSAM": _method("fedsam"),
     "MoFedSAM": _method("mofedsam"),
 }
+FEDSYNSAM_METHODS: dict[str, Values] = {
+    "FedAvg": _method("fedavg"),
+    # What the paper describes, and what was published under that name.
+    "DynaFed": _method("dynafed_syn_only"),
+    "DynaFed (as published)": _method("dynafed"),
+    "FedSAM": _method("fedsam", radius=0.05),
+    "FedLESAM": _method("fedlesam", radius=0.05),
+    "FedSMOO": _method("fedsmoo", radius=0.05),
+    "FedGAMMA": _method("fedgamma", radius=0.05),
+    "FedLESAM-D": _method("fedlesam_d", radius=0.05),
+    "FedLESAM-S": _method("fedlesam_s", radius=0.05),
+    "FedSynSAM": _method("fedsynsam", radius=0.05),
+}
+# The paper's distillation on colour images; the defaults are those for Fashion-MNIST.
+COLOUR_DISTILLATION: Values = {"span": 5, "optimizer": "sgd", "sample_rate": 1000.0}
 METHODS: dict[str, dict[str, Values]] = {
     "fedswa": FEDSWA_METHODS,
     "fednsam": {**FEDSWA_METHODS, "MoFedSAM": _method("mofedsam", radius=0.05)},
     "fedsagd": FEDSAGD_METHODS,
     "fedsam": FEDSAM_METHODS,
+    "fedsynsam": FEDSYNSAM_METHODS,
+}
+# Rows that our tables have and the papers' do not.
+MORE_METHODS = {"DynaFed": "DynaFed (as published)"}
+COMPRESSORS: dict[str, Values | None] = {
+    "w/o Compression": None,
+    "qsgd(4)": {"part": "quantize", "bits": 4},
+    "4-bit Quantization": {"part": "quantize", "bits": 4},
+    "qsgd(8)": {"part": "quantize", "bits": 8},
+    "8-bit Quantization": {"part": "quantize", "bits": 8},
+    "topk(0.1)": {"part": "top_k", "ratio": 0.1},
+    "topk(0.25)": {"part": "top_k", "ratio": 0.25},
+    "Top-k (0.25 sparsity)": {"part": "top_k", "ratio": 0.25},
 }
 # Names that carry a remark in some tables.
 ALIASES = {
@@ -163,6 +191,9 @@ SWEPT_OPTION = {
     "beta": "momentum_decay",
     "mu": "decay_weight",
     "lambda": "proximal_weight",
+    "images_per_class": "samples_per_class",
+    "R": "warm_rounds",
+    "eta_x": "sample_rate",
 }
 
 
@@ -192,8 +223,6 @@ class Cell:
 def cells(name: str) -> list[Cell]:
     """All cells of a table, in its order."""
     paper = name.partition("/")[0]
-    if paper == "fedsynsam":
-        raise FlatfedError(f"{name}: needs compressed uploads, which this version does not have yet")
     content = table(name)
     if "diagnostic" in content:
         raise FlatfedError(f"{name}: not accuracies but {content['diagnostic']}; there is nothing to run")
@@ -203,7 +232,10 @@ def cells(name: str) -> list[Cell]:
 def _cells(paper: str, index: int, block: Mapping[str, Any]) -> Iterator[Cell]:
     setting = _completed(paper, block["setting"])
     targets = setting.get("targets") or ([setting["target"]] if "target" in setting else [])
-    for method, printed in block["results"].items():
+    rows = dict(block["results"])
+    if paper == "fedsynsam":
+        rows |= {more: {} for method, more in MORE_METHODS.items() if method in rows}
+    for method, printed in rows.items():
         for position, swept in enumerate(setting.get("values", [None])):
             chosen = {
                 key: value[position] if isinstance(value, list) else value for key, value in printed.items()
@@ -258,6 +290,9 @@ def _completed(paper: str, setting: Values) -> Values:
             setting["clients"] = 100
     if paper == "fedsam":
         setting.setdefault("rounds", 1000)
+    if paper == "fedsynsam":
+        # The table of eigenvalues names only data, model and clients; elsewhere ten take part in a round.
+        setting = {"rounds": 300, "local_steps": 10, "batch_size": 128, "participation": 0.1, **setting}
     if setting.get("partition", "not stated").startswith("not stated"):
         setting["partition"] = "dirichlet(0.6)"
     return setting
@@ -267,18 +302,30 @@ def _title(setting: Values) -> str:
     words = [setting["dataset"], setting["model"]]
     if setting.get("sweep") != "dirichlet":
         words.append(setting["partition"].split(" (")[0])
+    if isinstance(setting.get("local_steps"), dict):
+        words += [f"{method} {steps} steps" for method, steps in setting["local_steps"].items()]
     part = setting.get("participation", setting.get("participants_per_round"))
     if isinstance(part, float):
         words.append(f"{setting['clients']} clients at {part:.0%}")
+    if "compressor" in setting:
+        words.append(setting["compressor"])
+    if "eta_alpha" in setting:
+        words.append(f"inner_rate_rate {setting['eta_alpha']:g}")
     return ", ".join(words)
 
 
 def _config(paper: str, setting: Values, method: str, swept: Any) -> Values:
-    made = METHODS[paper][ALIASES.get(method, method)]
+    # The table of eigenvalues has compressors for rows.
+    name = setting["method"] if method in COMPRESSORS else ALIASES.get(method, method)
+    made = METHODS[paper][name]
     algorithm: Values = dict(made["algorithm"])
+    if paper == "fedsynsam":
+        algorithm |= _distillation(setting, algorithm["name"])
+        compressor = COMPRESSORS[method if method in COMPRESSORS else setting["compressor"]]
+        algorithm |= {} if compressor is None else {"compress": compressor}
     training: Values = {
         "rounds": setting["rounds"],
-        "local_epochs": setting["local_epochs"],
+        **_local_work(setting, method),
         "batch_size": setting["batch_size"],
         **_training(paper, setting, algorithm),
         **made.get("training", {}),
@@ -294,7 +341,7 @@ def _config(paper: str, setting: Values, method: str, swept: Any) -> Values:
     elif kind == "participation_percent":
         training["participation"] = swept / 100
     elif kind is not None:
-        algorithm[SWEPT_OPTION[kind]] = swept
+        algorithm[SWEPT_OPTION[kind]] = int(swept) if kind in {"images_per_class", "R"} else swept
         if kind == "rho" and swept == 1.0:
             # The table's last column is the runs without extrapolation, FedAvg and FedMo.
             algorithm["server_rate"] = 1.0
@@ -310,12 +357,33 @@ def _config(paper: str, setting: Values, method: str, swept: Any) -> Values:
     }
 
 
+def _local_work(setting: Values, method: str) -> Values:
+    if "local_epochs" in setting:
+        return {"local_epochs": setting["local_epochs"]}
+    steps = setting["local_steps"]
+    return {"local_steps": steps[method] if isinstance(steps, dict) else steps}
+
+
+def _distillation(setting: Values, name: str) -> Values:
+    """How synthetic samples are made; the DynaFed baselines get as many, and as long, as FedSynSAM."""
+    if name not in {"fedsynsam", "dynafed", "dynafed_syn_only"}:
+        return {}
+    colour = setting["dataset"] != "Fashion-MNIST"
+    chosen: Values = {"samples_per_class": 40} if setting["dataset"] == "CINIC-10" else {}
+    if name == "fedsynsam":
+        more = {"inner_rate_rate": setting["eta_alpha"]} if "eta_alpha" in setting else {}
+        return {**chosen, **(COLOUR_DISTILLATION if colour else {}), **more}
+    return {"models": 32, "samples_per_class": 20, "iterations": 200, **chosen}
+
+
 def _training(paper: str, setting: Values, algorithm: Values) -> Values:
     if paper in {"fedswa", "fednsam"}:
         decay = setting.get("lr_decay_per_round", 0.998)
         return {"lr": setting.get("lr", 0.1), "lr_decay": decay, "weight_decay": 1e-3, "clip": 10.0}
     if paper == "fedsam":
         return {"lr": 0.1, "sampling": "bernoulli"}
+    if paper == "fedsynsam":
+        return {"lr": 0.05}
     rates = {"EMNIST-L": 0.1 if algorithm["name"] == "fedavg" else 0.001, "Shakespeare": 1.0}
     # FedSAGD's own μ is weight decay; the baselines get as much in the shape of weight decay.
     own_decay = algorithm["name"] == "fedsagd"
@@ -328,6 +396,8 @@ def _training(paper: str, setting: Values, algorithm: Values) -> Values:
 
 
 def _origin(paper: str, setting: Values) -> str:
+    if paper == "fedsynsam":
+        return "not stated: the paper names grids for step size and radius; these are one point of them"
     if setting["dataset"] == "FEMNIST (LEAF)":
         return "not stated: the paper's step size for CIFAR-10"
     if paper in {"fedswa", "fednsam"} and "lr" not in setting:
@@ -359,6 +429,9 @@ def _data(paper: str, setting: Values) -> Values:
 def _partition(paper: str, text: str) -> Values:
     if text in {"iid", "natural"}:
         return {"name": text}
+    if text == "path(1)":
+        # One class each, all classes present: what the paper's accuracies take for granted.
+        return {"name": "pathological_balanced", "classes_per_client": 1}
     found = re.match(r"dirichlet\(([\d.]+)\)", text)
     if found is None:
         raise FlatfedError(f"partition {text!r}: not understood")
@@ -372,6 +445,11 @@ def small(config: Values) -> Values:
         for key, value in config["training"].items()
         if key not in {"local_epochs", "participation", "participants"}
     }
+    algorithm = dict(config["algorithm"])
+    if algorithm.get("name") == "fedsynsam":
+        algorithm |= {"warm_rounds": 1, "span": 1, "samples_per_class": 1, "iterations": 2}
+    elif "iterations" in algorithm:  # DynaFed
+        algorithm |= {"models": 2, "span": 1, "steps": 1, "samples_per_class": 1, "iterations": 2}
     model = dict(config["model"])
     if model["name"] in TINY_TRANSFORMERS:
         model["config"] = TINY_TRANSFORMERS[model["name"]]
@@ -383,12 +461,17 @@ def small(config: Values) -> Values:
     # An excerpt will do, where the loader knows how many samples there ought to be.
     if "verify" in inspect.signature(LOADERS[name]).parameters:
         options["verify"] = False
+    partition = dict(config["partition"])
+    if partition["name"] == "dirichlet_class":
+        partition["minimum"] = 1
     data = {**config["data"], "clients": 4, "options": options}
     if "client_tests" in data:
         data["client_tests"] = 1
     return {
         **config,
+        "algorithm": algorithm,
         "data": data,
+        "partition": partition,
         "model": model,
         "training": {**training, "participants": 2, "local_steps": 1, "batch_size": 2, "rounds": 2},
     }

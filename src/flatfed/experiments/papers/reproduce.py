@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from flatfed.core.errors import DivergedError, FlatfedError, did_you_mean
 from flatfed.core.flat import BoundModel, Layout
 from flatfed.core.sampling import batches
+from flatfed.diagnostics.folder import diagnose
 from flatfed.engines.local import available_cores, single_threaded
 from flatfed.engines.oracles import ModuleOracle
 from flatfed.experiments.compare import ClientRow, Spread, is_complete, run_folder
@@ -24,6 +25,9 @@ from flatfed.experiments.run import Callback
 
 # What the tables call the accuracy, and whether it is the last or the best of the rounds.
 ACCURACIES = {"acc": "last", "top_acc": "best", "val_acc": "last", "acc_500": "last"}
+# The largest eigenvalue of the Hessian of the training loss, here on ten thousand samples.
+EIGENVALUE = "top_eigenvalue"
+HESSIAN = {"samples": 10_000, "eigenvalues": 1, "clients": 1, "probes": 1, "steps": 1}
 # What they call the deviation between clients on their own training and test data.
 DEVIATIONS = {"train": "train_dev", "test": "val_dev"}
 
@@ -132,6 +136,8 @@ class Result:
     """A cell's numbers: the paper's and ours."""
 
     cell: Cell
+    measure: str
+    """What is compared: "accuracy" or "top eigenvalue"."""
     printed: float | None
     printed_deviation: float | None
     ours: Spread | None
@@ -145,10 +151,15 @@ class Result:
     clients: Mapping[str, ClientRow | None]
 
     @property
+    def percent(self) -> bool:
+        """Whether the paper prints it in percent."""
+        return self.measure == "accuracy"
+
+    @property
     def difference(self) -> float | None:
         if self.ours is None or self.printed is None:
             return None
-        return 100 * self.ours.mean - self.printed
+        return (100 if self.percent else 1) * self.ours.mean - self.printed
 
 
 def reproduce(
@@ -182,9 +193,16 @@ def _result(cell: Cell, folders: Sequence[RunFolder]) -> Result:
         [(record["round"], record["test_accuracy"]) for record in history if "test_accuracy" in record]
         for history in (folder.read_history() for folder in folders)
     ]
-    values = [
-        max(value for _, value in curve) if ACCURACIES[kind] == "best" else curve[-1][1] for curve in curves
-    ]
+    if EIGENVALUE in cell.printed:
+        measure, kind = "top eigenvalue", EIGENVALUE
+        found = [diagnose(folder.path, ["hessian"], HESSIAN)["hessian"]["result"] for folder in folders]
+        values = [each["global"]["eigenvalues"][0] for each in found]
+    else:
+        measure = "accuracy"
+        values = [
+            max(value for _, value in curve) if ACCURACIES[kind] == "best" else curve[-1][1]
+            for curve in curves
+        ]
     printed_rounds = cell.printed.get("rounds_to_targets")
     if printed_rounds is None:
         printed_rounds = [cell.printed.get("rounds_to_target")] * len(cell.targets)
@@ -197,6 +215,7 @@ def _result(cell: Cell, folders: Sequence[RunFolder]) -> Result:
     spreads = [folder.read_clients() for folder in folders] if printed_deviations else []
     return Result(
         cell=cell,
+        measure=measure,
         printed=cell.printed.get(kind),
         printed_deviation=cell.printed.get("std"),
         ours=Spread.of(values) if values else None,

@@ -1,0 +1,104 @@
+"""What compressing an upload costs: one encoding and one decoding of a ResNet-18's worth of numbers.
+
+Each time is the best of several on one core: by the clock, and of the processor, which other work on the
+machine disturbs less. Ratios are of processor times, to copying the vector once in the same run.
+
+    python benchmarks/compress.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import Tensor
+
+from flatfed.core.algorithm import Compressor
+from flatfed.core.random import torch_generator
+from flatfed.parts import Quantize, Sign, TopK
+
+PARAMETERS = 11_173_962
+COMPRESSORS: dict[str, Compressor] = {
+    "none": Compressor(),
+    "quantize, 2 bits": Quantize(2),
+    "quantize, 4 bits": Quantize(4),
+    "quantize, 4 bits, max": Quantize(4, norm="max"),
+    "quantize, 8 bits": Quantize(8),
+    "quantize, 4 bits, one bucket": Quantize(4, None),
+    "top_k, 10 %": TopK(0.1),
+    "top_k, 1 %": TopK(0.01),
+    "sign": Sign(),
+}
+
+
+class Times(NamedTuple):
+    """Seconds of the processor and by the clock."""
+
+    processor: float
+    clock: float
+
+
+Result = TypeVar("Result")
+
+
+def timed(work: Callable[[], Result]) -> tuple[Times, Result]:
+    processor, clock = time.process_time(), time.perf_counter()
+    result = work()
+    return Times(time.process_time() - processor, time.perf_counter() - clock), result
+
+
+def best(times: Sequence[Times]) -> Times:
+    return Times(min(each.processor for each in times), min(each.clock for each in times))
+
+
+def measure(compress: Compressor, vector: Tensor, repeats: int) -> tuple[Times, Times, int]:
+    """The best encoding, the best decoding, and the payload's bytes."""
+    encodings, decodings = [], []
+    for number in range(repeats):
+        generator = torch_generator(0, "benchmark noise", number)
+        encoding, payload = timed(functools.partial(compress.encode, vector, generator))
+        decoding, _ = timed(functools.partial(compress.decode, payload, len(vector), vector.dtype))
+        encodings.append(encoding)
+        decodings.append(decoding)
+    return best(encodings), best(decodings), len(payload)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Time encoding and decoding of every compressor.")
+    parser.add_argument("--parameters", type=int, default=PARAMETERS)
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    vector = 0.01 * torch.randn(options.parameters, generator=torch_generator(0, "benchmark"))
+    copy = best([timed(vector.clone)[0] for _ in range(4 * options.repeats)])
+    table = Table(
+        title=f"{options.parameters:,} parameters, best of {options.repeats}; one copy takes "
+        f"{copy.processor:.4f} s (clock {copy.clock:.4f} s)",
+        title_justify="left",
+    )
+    headers = ("encode s", "decode s", "both / copy", "clock: both s", "bytes", "times smaller")
+    for header in ("compressor", *headers):
+        table.add_column(header, justify="left" if header == "compressor" else "right")
+    for name, compress in track(COMPRESSORS.items(), transient=True):
+        encoding, decoding, size = measure(compress, vector, options.repeats)
+        table.add_row(
+            name,
+            f"{encoding.processor:.3f}",
+            f"{decoding.processor:.3f}",
+            f"{(encoding.processor + decoding.processor) / copy.processor:.0f}",
+            f"{encoding.clock + decoding.clock:.3f}",
+            f"{size:,}",
+            f"{vector.nbytes / size:.2f}",
+        )
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()

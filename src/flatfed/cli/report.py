@@ -1,0 +1,52 @@
+"""The HTML report: report, and the ends of demo, compare and reproduce."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from flatfed.cli.terminal import app, command_of, complain, console
+from flatfed.experiments.record import RunFolder
+from flatfed.report import write_report
+from flatfed.report.content import Table
+
+command = command_of(app, "an earlier report is left as it was")
+
+
+@command
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders, or folders of them.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("report.html"),
+    targets: Annotated[
+        list[float] | None,
+        typer.Option("--target", min=0, max=1, help="Accuracy to count rounds to. Repeatable."),
+    ] = None,
+) -> None:
+    """Write a self-contained HTML page about one run or a comparison of several."""
+    _write(runs, output, targets=sorted(targets or []))
+
+
+def end_with_report(
+    labels: Mapping[Path, str],
+    output: Path,
+    *,
+    targets: Sequence[float] = (),
+    title: str = "",
+    tables: Sequence[Table] = (),
+) -> None:
+    """A report on a command's runs, by folder and name; those that diverged at once have nothing to show."""
+    begun = [folder for folder in labels if RunFolder(folder).read_history()]
+    if begun:
+        _write(begun, output, targets=targets, labels=labels, title=title, tables=tables)
+
+
+def _write(runs: Sequence[Path], output: Path, **options: Any) -> None:
+    with complain.status("report") as status:
+        notes = write_report(runs, output, watch=lambda doing: status.update(f"report: {doing}"), **options)
+    for note in notes:
+        complain.print(f"[yellow]note:[/] {escape(note)}", highlight=False)
+    console.print(f"Report: {escape(str(output))}", highlight=False, soft_wrap=True)

@@ -1,0 +1,291 @@
+"""Run folders in any state give a report, a note or a one-line error, and its numbers are right."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import statistics
+
+import pytest
+
+from flatfed.core.errors import FlatfedError
+from flatfed.experiments.config import Config
+from flatfed.report import write_report
+from flatfed.report.diagnosed import sections
+from flatfed.report.group import comparisons
+from flatfed.report.read import find_runs, read_run
+from flatfed.report.training import ACCURACY, summary, to_targets, toml, usual_targets
+from report.example import config, write_diagnostics, write_run
+
+
+def methods_of(*folders, labels=None):
+    (comparison,) = comparisons([read_run(folder) for folder in folders], labels or {})
+    return comparison
+
+
+# -- states of a folder -----------------------------------------------------------------------------------
+
+
+def test_a_folder_of_runs_stands_for_its_runs_once(tmp_path):
+    runs = [write_run(tmp_path / f"run{seed}", seed=seed) for seed in range(3)]
+    (tmp_path / "report.html").write_text("not a run")
+    (tmp_path / "empty").mkdir()
+    assert find_runs([tmp_path, runs[1]]) == runs
+
+
+@pytest.mark.parametrize("made", ["nothing", "file", "empty folder"])
+def test_what_is_not_a_run_is_refused_in_one_line(tmp_path, made):
+    path = tmp_path / "here"
+    if made == "file":
+        path.write_text("x")
+    elif made == "empty folder":
+        path.mkdir()
+    with pytest.raises(FlatfedError, match="run folder") as caught:
+        write_report([path], tmp_path / "report.html")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("{", "cannot be read"),
+        ("[]", "no table 'algorithm'"),
+        ('{"algorithm": {}}', "no table 'training'"),
+        ('{"algorithm": "x", "training": {}}', "no table 'algorithm'"),
+    ],
+)
+def test_a_config_of_something_else_is_refused_in_one_line(tmp_path, content, complaint):
+    folder = write_run(tmp_path / "run")
+    (folder / "config.json").write_text(content)
+    with pytest.raises(FlatfedError, match=complaint) as caught:
+        write_report([folder], tmp_path / "report.html")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_killed_run_is_unfinished_with_what_there_is(tmp_path):
+    folder = write_run(tmp_path / "run", rounds=12, finished=5)
+    with (folder / "history.jsonl").open("a") as file:
+        file.write('{"round": 6, "train_lo')
+    record = read_run(folder)
+    assert (record.state, len(record.history)) == ("unfinished", 5)
+    notes = write_report([folder], tmp_path / "report.html")
+    assert f"{folder}: unfinished, 5 of 12 rounds" in notes
+    assert "unfinished, 5 of 12 rounds" in (tmp_path / "report.html").read_text()
+
+
+def test_a_run_that_another_process_holds_is_running(tmp_path):
+    folder = write_run(tmp_path / "run", rounds=12, finished=5)
+    (folder / "checkpoint").mkdir()
+    with (folder / "checkpoint" / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert read_run(folder).state == "running"
+        assert any("still running" in note for note in write_report([folder], tmp_path / "report.html"))
+    assert read_run(folder).state == "unfinished"
+
+
+def test_a_run_without_a_round_has_no_report_but_may_stand_beside_others(tmp_path):
+    begun, done = write_run(tmp_path / "begun", rounds=12, finished=0), write_run(tmp_path / "done", "fedsam")
+    with pytest.raises(FlatfedError, match="no round is finished yet"):
+        write_report([begun], tmp_path / "report.html")
+    notes = write_report([begun, done], tmp_path / "report.html")
+    assert f"{begun}: unfinished, 0 of 12 rounds" in notes
+
+
+def test_damaged_and_missing_extras_are_noted_or_left_out(tmp_path):
+    folder = write_run(tmp_path / "run")
+    (folder / "environment.json").unlink()
+    (folder / "clients.json").write_text("[{")
+    (folder / "diagnostics").mkdir()
+    (folder / "diagnostics" / "hessian.json").write_text('{"format": 2, "result": {}}')
+    (folder / "diagnostics" / "drift.json").write_text('{"format": 1, "result": {"steps": 3}}')
+    (folder / "diagnostics" / "surface.json").write_text("gone")
+    (folder / "diagnostics" / "plane.json").write_text('{"format": 1}')
+    (folder / "diagnostics" / "unheard_of.json").write_text('{"format": 1, "result": {}}')
+    notes = " / ".join(write_report([folder], tmp_path / "report.html"))
+    for text in (
+        "clients.json",
+        "its format is 2",
+        "drift.json: not as expected",
+        "surface.json",
+        "no result",
+    ):
+        assert text in notes
+    assert "environment" not in notes and "unheard_of" not in notes
+
+
+def test_numbers_that_are_none_are_left_out(tmp_path):
+    folder = write_run(tmp_path / "run", rounds=3)
+    lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    lines[1]["test_accuracy"], lines[1]["test_loss"] = float("nan"), "high"
+    lines[0]["test_accuracy"], lines[2]["test_accuracy"] = 0.25, 0.5
+    (folder / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    method = methods_of(folder).methods[0]
+    assert method.curve("test_accuracy").rounds == [1, 3]
+    assert method.curve("test_accuracy").mean == [0.25, 0.5]
+    assert method.curve("test_loss").rounds == [1, 3]
+    write_report([folder], tmp_path / "report.html")
+
+
+def test_a_run_from_python_is_reported_without_split_and_file(tmp_path):
+    folder = write_run(tmp_path / "run")
+    described = {
+        "algorithm": {"gradient": {"part": "sharpness_aware", "radius": 0.1}},
+        "training": {"rounds": 12},
+    }
+    (folder / "config.json").write_text(json.dumps(described))
+    notes = write_report([folder], tmp_path / "report.html")
+    assert any("made from Python" in note for note in notes)
+    page = (tmp_path / "report.html").read_text()
+    assert "<h1>sharpness_aware</h1>" in page and "<pre>" not in page
+
+
+def test_a_config_that_this_version_does_not_know_costs_only_the_split(tmp_path):
+    folder = write_run(tmp_path / "run")
+    values = config("fedfuture", 0, 12, invented=3)
+    values["training"]["warp"] = True
+    values["format"], values["later"] = 2, None
+    (folder / "config.json").write_text(json.dumps(values))
+    (note,) = write_report([folder], tmp_path / "report.html")
+    assert note.startswith("the split is not shown") and "\n" not in note
+    assert "<h1>fedfuture</h1>" in (tmp_path / "report.html").read_text()
+
+
+# -- grouping and numbers ---------------------------------------------------------------------------------
+
+
+def test_seeds_are_one_method_and_options_tell_methods_apart(tmp_path):
+    folders = [write_run(tmp_path / f"a{seed}", "fedsam", seed, radius=0.1) for seed in (10, 9, 2)]
+    folders += [write_run(tmp_path / "b", "fedsam", 2, radius=0.2), write_run(tmp_path / "c", "fedavg", 2)]
+    found = methods_of(*folders)
+    assert [method.label for method in found.methods] == [
+        "fedsam (radius 0.1)",
+        "fedsam (radius 0.2)",
+        "fedavg",
+    ]
+    assert [run.seed for run in found.methods[0].runs] == [2, 9, 10]
+    named = methods_of(*folders, labels={folders[3]: "wide"})
+    assert [method.label for method in named.methods] == ["fedsam", "wide", "fedavg"]
+
+
+def test_workers_and_checkpoints_do_not_make_another_method(tmp_path):
+    one, other = write_run(tmp_path / "one"), write_run(tmp_path / "other", seed=1)
+    values = json.loads((other / "config.json").read_text())
+    values["training"] |= {"workers": 7, "checkpoint_every": 3}
+    (other / "config.json").write_text(json.dumps(values))
+    assert len(methods_of(one, other).methods) == 1
+
+
+def test_another_model_is_another_comparison(tmp_path):
+    one, other = write_run(tmp_path / "one"), write_run(tmp_path / "other", "fedsam")
+    values = json.loads((other / "config.json").read_text())
+    values["model"]["hidden"] = [32]
+    (other / "config.json").write_text(json.dumps(values))
+    found = comparisons([read_run(one), read_run(other)], {})
+    assert [len(each.methods) for each in found] == [1, 1]
+    write_report([one, other], tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert 'id="part-0"' in page and 'id="part-1"' in page
+
+
+def test_means_deviations_and_costs_are_those_of_the_histories(tmp_path):
+    folders = [write_run(tmp_path / f"run{seed}", seed=seed, rounds=6) for seed in range(3)]
+    lines = [
+        [json.loads(line) for line in (each / "history.jsonl").read_text().splitlines()] for each in folders
+    ]
+    method = methods_of(*folders).methods[0]
+    curve = method.curve(ACCURACY)
+    for place in range(6):
+        values = [each[place][ACCURACY] for each in lines]
+        assert curve.mean[place] == pytest.approx(sum(values) / 3)
+        assert curve.deviation[place] == pytest.approx(statistics.stdev(values))
+    traffic = method.total("bytes_up", "bytes_down").mean
+    assert traffic == pytest.approx([(place + 1) * (500 + (1000 + 2000 + 3000) / 3) for place in range(6)])
+
+
+def test_unfinished_runs_do_not_count_beside_complete_ones(tmp_path):
+    complete, killed = write_run(tmp_path / "a", seed=0), write_run(tmp_path / "b", seed=1, finished=4)
+    method = methods_of(complete, killed).methods[0]
+    assert [run.seed for run in method.counted] == [0]
+    assert method.curve(ACCURACY).deviation is None
+    alone = methods_of(killed).methods[0]
+    assert alone.curve(ACCURACY).rounds == [1, 2, 3, 4]
+
+
+def test_rounds_to_a_target_count_the_first_and_say_how_many_reach_it(tmp_path):
+    folders = [write_run(tmp_path / f"run{seed}", seed=seed, rounds=4) for seed in range(2)]
+    for folder, values in zip(folders, ([0.1, 0.6, 0.4, 0.7], [0.1, 0.2, 0.3, 0.55]), strict=True):
+        lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+        for line, value in zip(lines, values, strict=True):
+            line[ACCURACY] = value
+        (folder / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    comparison = methods_of(*folders)
+    method = comparison.methods[0]
+    assert method.rounds_to(ACCURACY, 0.5) == [2, 4]
+    assert method.rounds_to(ACCURACY, 0.6) == [2]
+    rounds, megabytes, _ = to_targets(comparison, [0.5, 0.6, 0.9]).content
+    assert [cell.text for cell in rounds.rows[0][1:]] == ["3 ± 1", "2 (1 of 2)", "not reached"]
+    assert megabytes.rows[0][2].value == pytest.approx(2 * (500 + (1000 + 2000) / 2) / 1e6)
+    # The mean final accuracy is 0.625.
+    assert usual_targets(comparison) == [0.31, 0.46, 0.56, 0.6]
+
+
+def test_the_summary_has_a_line_for_each_method(tmp_path):
+    folders = [
+        write_run(tmp_path / f"{name}{seed}", name, seed) for name in ("fedavg", "fedsam") for seed in (0, 1)
+    ]
+    comparison = methods_of(*folders)
+    (table,) = summary(comparison, [0.5], 400).content
+    assert [row[0].text for row in table.rows] == ["fedavg", "fedsam"]
+    finals = [
+        json.loads(each.read_text().splitlines()[-1])[ACCURACY]
+        for each in tmp_path.glob("fedavg*/history.jsonl")
+    ]
+    accuracy = table.rows[0][table.columns.index("accuracy %")]
+    assert accuracy.value == pytest.approx(100 * statistics.fmean(finals))
+    mean = statistics.fmean(finals)
+    assert f"±{100 * (mean * (1 - mean) / 400) ** 0.5:.2g} points" in table.note
+
+
+def test_every_diagnostic_has_its_place(tmp_path):
+    folder = write_run(tmp_path / "run")
+    write_diagnostics(folder)
+    found, notes = sections(methods_of(folder))
+    assert notes == []
+    names = {content.name for section in found for content in section.content}
+    assert names >= {
+        "hessian",
+        "eigenvalues",
+        "density",
+        "client-eigenvalues",
+        "sharpness",
+        "surface-0",
+        "surface-cut",
+    }
+    assert names >= {"line-train_loss", "line-test_accuracy", "plane-0", "drift", "local_stability"}
+    assert names >= {
+        "global_stability",
+        "perturbation-0",
+        "generalization",
+        "fairness",
+        "constants",
+        "theory-0",
+    }
+
+
+def test_the_config_file_gives_the_same_config(tmp_path):
+    values = config("fedsam", 3, 12, radius=0.25)
+    values["training"] |= {"batch_size": None, "clip": None, "device": 'c"p\\u\n'}
+    values["data"]["options"] = {}
+    path = tmp_path / "config.toml"
+    path.write_text(toml(values))
+    assert Config.read(path) == Config.checked(values)
+    composed = {
+        **values,
+        "algorithm": {
+            "gradient": {"part": "sharpness_aware", "radius": 1e-5},
+            "correct": [{"part": "proximal", "weight": 0.1}],
+        },
+    }
+    path.write_text(toml(composed))
+    assert Config.read(path) == Config.checked(composed)
