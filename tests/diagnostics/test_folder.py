@@ -137,11 +137,8 @@ def test_an_interrupted_run_is_examined_at_its_checkpoint(folder):
         (lambda folder: (folder / "config.json").write_text("{"), "cannot be read as JSON"),
         (lambda folder: (folder / "config.json").write_text("[]"), "made from Python"),
         (lambda folder: shutil.rmtree(folder / "checkpoint"), "it has no checkpoint yet"),
-        (lambda folder: (folder / "checkpoint" / "server-2.safetensors").write_bytes(b"x"), "damaged"),
-        (
-            lambda folder: (folder / "checkpoint" / "server-2.safetensors").unlink(),
-            "missing from the checkpoint",
-        ),
+        (lambda folder: _server_file(folder).write_bytes(b"x"), "damaged"),
+        (lambda folder: _server_file(folder).unlink(), "missing from the checkpoint"),
         (lambda folder: _set(folder / "checkpoint" / "manifest.json", format=0), "its format is 0"),
         (lambda folder: _set(folder / "checkpoint" / "manifest.json", fingerprint="1"), "another version"),
         (lambda folder: _set(folder / "config.json", colour="red"), "colour: unknown"),
@@ -153,6 +150,11 @@ def test_a_folder_that_cannot_be_examined_gets_one_clear_line(folder, damage, sa
     assert code == 2
     assert says in output
     assert output.startswith("error: ") and output.count("\n") == 1
+
+
+def _server_file(folder: Path) -> Path:
+    (path,) = (folder / "checkpoint").glob("server-*.safetensors")
+    return path
 
 
 def _set(path: Path, **values: object) -> None:
