@@ -268,7 +268,7 @@ def test_compare_prints_the_clients_tests_when_there_are_some(tmp_path):
     arguments = ["compare", "fedavg", *changes, "--seeds", "2", "--runs", str(tmp_path)]
     done = CliRunner().invoke(cli.app, arguments)
     assert done.exit_code == 0, done.output
-    spreads = [RunFolder(folder).read_clients() for folder in tmp_path.iterdir()]
+    spreads = [RunFolder(folder).read_clients() for folder in tmp_path.iterdir() if folder.is_dir()]
     row = ClientRow.of(spreads, "test")
     assert row.mean.mean == pytest.approx(statistics.fmean(each["test"].mean for each in spreads))
     shown = done.stdout

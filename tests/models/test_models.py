@@ -341,8 +341,10 @@ def test_convolutional_and_recurrent_models_choose_the_client_path():
     assert run.path == "client" and "recurrent" in run.path_reason
 
 
-FLOAT_INPUTS = {"fedrobust"}
-"""Algorithms that shift the inputs."""
+FLOAT_INPUTS = {
+    name for name, make in ff.ALGORITHMS.items() if any(p.needs_float_inputs for p in make().parts)
+}
+"""Algorithms that shift inputs or make some up."""
 
 
 @pytest.mark.parametrize("name", sorted(set(ff.ALGORITHMS) - FLOAT_INPUTS))
@@ -351,12 +353,19 @@ def test_the_lstm_trains_alike_on_both_paths_with_every_algorithm(name):
 
 
 @pytest.mark.parametrize("path", ["client", "matrix", "auto"])
-def test_algorithms_that_shift_the_inputs_refuse_characters(path):
-    with pytest.raises(ff.FlatfedError, match=r"^algorithm: fedrobust shifts the inputs.* int64$") as caught:
-        ff.train(
-            build("char_lstm", (5,), 6, **TINY_LSTM), characters(5, 6), ff.fedrobust(), path=path, **SETTINGS
-        )
+@pytest.mark.parametrize("name", sorted(FLOAT_INPUTS))
+def test_algorithms_that_need_float_inputs_refuse_characters(name, path):
+    model, algorithm = build("char_lstm", (5,), 6, **TINY_LSTM), ff.ALGORITHMS[name]()
+    with pytest.raises(
+        ff.FlatfedError, match=f"^algorithm: {name} changes or makes up inputs.* int64$"
+    ) as caught:
+        ff.train(model, characters(5, 6), algorithm, path=path, **SETTINGS)
     assert "\n" not in str(caught.value)
+
+
+def test_which_algorithms_need_float_inputs():
+    expected = {"dynafed", "dynafed_syn_only", "fedrobust", "fedsynsam"}
+    assert expected == FLOAT_INPUTS
 
 
 @needs_transformers

@@ -1,0 +1,31 @@
+"""flatfed: `python with_flatfed.py TASK COHORTS [ALGORITHM]`."""
+
+from __future__ import annotations
+
+from work import CLIENTS, PARTICIPANTS, RATE, Stopwatch, asked, report
+
+import flatfed as ff
+
+task, cohorts, more = asked()
+federation = ff.Federation.from_tensors([task.client(number) for number in range(CLIENTS)])
+watch = Stopwatch()
+
+
+def tick(progress: ff.Progress) -> None:
+    assert list(progress.cohort) == cohorts[progress.round - 1]
+    watch.tick()
+
+
+run = ff.train(
+    task.model(),
+    federation,
+    ff.build(more[0] if more else "fedavg"),
+    rounds=len(cohorts),
+    participants=PARTICIPANTS,
+    local_steps=task.steps,
+    batch_size=task.batch,
+    lr=RATE,
+    callbacks=[tick],
+)
+evaluations = run.history[-1]["gradient_evaluations"] / (PARTICIPANTS * task.steps)
+report(task, run.model, watch, path=run.path, reason=run.path_reason, evaluations=evaluations)

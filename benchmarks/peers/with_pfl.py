@@ -1,0 +1,77 @@
+"""pfl: `python with_pfl.py TASK COHORTS THREADS`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from pfl.aggregate.simulate import SimulatedBackend
+from pfl.algorithm.base import NNAlgorithmParams
+from pfl.algorithm.federated_averaging import FederatedAveraging
+from pfl.callback.base import TrainingProcessCallback
+from pfl.data.dataset import Dataset
+from pfl.data.federated_dataset import FederatedDataset
+from pfl.hyperparam import NNTrainHyperParams
+from pfl.metrics import Metrics
+from pfl.model.pytorch import PyTorchModel
+from torch import Tensor, nn
+from work import PARTICIPANTS, RATE, Stopwatch, asked, report
+
+task, cohorts, (threads,) = asked()
+torch.set_num_threads(int(threads))
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = task.model()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.inner(inputs)
+
+    def loss(self, inputs: Tensor, targets: Tensor, is_eval: bool = False) -> Tensor:
+        return F.cross_entropy(self(inputs), targets)
+
+    def metrics(self, inputs: Tensor, targets: Tensor) -> dict[str, float]:
+        return {}
+
+
+class Ticks(TrainingProcessCallback):
+    def after_central_iteration(
+        self, aggregate_metrics: Metrics, model: PyTorchModel, *, central_iteration: int
+    ) -> tuple[bool, Metrics]:
+        watch.tick()
+        return False, Metrics()
+
+
+def dataset(users: Iterator[int]) -> FederatedDataset:
+    return FederatedDataset(
+        lambda user: Dataset(raw_data=list(task.client(user)), user_id=str(user)), lambda: next(users)
+    )
+
+
+data = dataset(itertools.chain(*cohorts, itertools.repeat(0)))
+model = Model()
+watch = Stopwatch()
+FederatedAveraging().run(
+    algorithm_params=NNAlgorithmParams(
+        central_num_iterations=len(cohorts),
+        evaluation_frequency=10**9,  # the first round alone, which is not timed
+        train_cohort_size=PARTICIPANTS,
+        val_cohort_size=1,
+    ),
+    backend=SimulatedBackend(training_data=data, val_data=dataset(itertools.repeat(0))),
+    model=PyTorchModel(
+        model=model,
+        local_optimizer_create=torch.optim.SGD,
+        central_optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
+    ),
+    model_train_params=NNTrainHyperParams(
+        local_learning_rate=RATE, local_num_epochs=task.steps, local_batch_size=task.batch
+    ),
+    callbacks=[Ticks()],
+    send_metrics_to_platform=False,
+)
+report(task, model, watch)
