@@ -3,9 +3,11 @@
     python docs/results/fedsynsam_cosines.py CONFIG.toml FOLDER [KEY=VALUE …]
 
 Trains what the config describes (FedSynSAM on Path(1)) and records, every few rounds, the cosine of the true
-gradient of the loss on all training data to three estimates, each a mean over the clients: the gradient of
-the client's own batch (FedSAM), x_{t−1} − x_t (FedLESAM) and the mix with the synthetic samples (FedSynSAM;
-`cosine_samples` is that of the samples alone). They land in the history of the run in FOLDER.
+gradient ∇F(x_t) of the loss on all training data to three estimates, as means over the clients: the gradient
+of the client's own batch (`local`, FedSAM's), x_{t−1} − x_t (`lesam`, FedLESAM's) and the mix with the
+synthetic samples (`mix`, FedSynSAM's); `samples` is the synthetic gradient alone. First at the model x_t that
+clients receive; then, as `…_path`, as means over the points x_{i,k} that a client passes in its local steps.
+The numbers land in the history of the run in FOLDER.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ def main(path: Path, folder: Path, assignments: list[str]) -> None:
     model = config.make_model(federation)
     layout, settings = Layout(model), config.training
     before = {"model": layout.vector(model)}
+    weight = config.algorithm.get("local_weight", 0.9)
 
     def loss(point: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(functional_call(model, layout.views(point), (inputs,)), targets)
@@ -50,18 +53,26 @@ def main(path: Path, folder: Path, assignments: list[str]) -> None:
         if now.round % EVERY:
             return {}
         truth = unit(gradient(point, pooled, labels))
+        ready = bool(now.server["synthetic_ready"][0])
         found: dict[str, list[float]] = {"lesam": [float(unit(last - point) @ truth)]}
+
+        def keep(name: str, estimate: Tensor, step: int) -> None:
+            cosine = float(unit(estimate) @ truth)
+            found.setdefault(f"{name}_path", []).append(cosine)
+            if step == 0:
+                found.setdefault(name, []).append(cosine)
+
         for client in range(len(federation)):
-            own = federation.client(client)
-            inputs, targets = own.batch(batches(settings, len(own), now.round, client)[0])
-            local = gradient(point, federation.transform.evaluate(inputs), targets)
-            found.setdefault("local", []).append(float(unit(local) @ truth))
-            if bool(now.server["synthetic_ready"][0]):
-                made = samples_of(now.server, tuple(pooled.shape[1:]))
-                there = gradient(point, *made)
-                weight = config.algorithm.get("local_weight", 0.9)
-                found.setdefault("samples", []).append(float(unit(there) @ truth))
-                found.setdefault("mix", []).append(float(unit(torch.lerp(there, local, weight)) @ truth))
+            own, here = federation.client(client), point.clone()
+            for step, chosen in enumerate(batches(settings, len(own), now.round, client)):
+                inputs, targets = own.batch(chosen)
+                local = gradient(here, federation.transform.evaluate(inputs), targets)
+                keep("local", local, step)
+                if ready:
+                    there = gradient(here, *samples_of(now.server, tuple(pooled.shape[1:])))
+                    keep("samples", there, step)
+                    keep("mix", torch.lerp(there, local, weight), step)
+                here -= settings.rate(now.round) * local
         return {f"cosine_{name}": sum(values) / len(values) for name, values in found.items()}
 
     config.run(federation, folder, [measure])
