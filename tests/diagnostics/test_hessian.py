@@ -124,3 +124,14 @@ def test_a_model_that_is_linear_in_its_loss_has_no_curvature():
         found = hessian(subject, probes=2, steps=1)
     assert found["global"]["eigenvalues"] == [0, 0, 0]
     assert found["global"]["trace"] == 0
+
+
+def test_clients_have_densities_if_asked_for():
+    with examine(network(), federation()) as subject:
+        without = hessian(subject, clients=2, probes=2, steps=3)
+        found = hessian(subject, clients=2, probes=2, steps=3, client_steps=20)
+    assert [each["density"] for each in without["clients"]] == [None, None]
+    for each in found["clients"]:
+        values, density = each["density"]["values"], each["density"]["density"]
+        assert np.trapezoid(density, values) == pytest.approx(1, abs=0.05)
+        assert min(values) < each["eigenvalues"][0] < max(values)

@@ -126,13 +126,14 @@ def hessian(
     eigenvalues: Count = 3,
     probes: Count = 10,
     steps: Count = 40,
+    client_steps: Count = 1,
     seed: Seed = 0,
     tick: Tick = silent,
 ) -> dict[str, Any]:
-    """Spectra of the global loss (with its density) and of some clients' losses, at the global model.
+    """Spectra of the global loss and of some clients' losses, at the global model.
 
     `samples` limits the pooled training data; clients use all of theirs. `steps` of Lanczos resolve the
-    density.
+    density of the global spectrum, `client_steps` those of the clients; 1 leaves a density out.
     """
     size, members = len(subject.model), subject.some_clients(clients)
 
@@ -145,5 +146,7 @@ def hessian(
     for index, client in enumerate(members):
         own = products(subject, subject.data(client))
         watch = part(0.6 + 0.4 * index / len(members), 0.6 + 0.4 * (index + 1) / len(members))
-        found.append({"client": client, **spectrum(own, size, eigenvalues, probes, 1, seed, watch)})
+        found.append(
+            {"client": client, **spectrum(own, size, eigenvalues, probes, client_steps, seed, watch)}
+        )
     return {"global": whole, "clients": found}
