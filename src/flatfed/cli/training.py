@@ -33,6 +33,10 @@ from flatfed.experiments.record import RunFolder, read_json
 from flatfed.experiments.run import Callback, Run
 from flatfed.experiments.tracking import TensorBoard
 
+RayAddress = Annotated[
+    str | None,
+    typer.Option("--ray-address", help="Train on this Ray cluster; auto finds one, local starts one here."),
+]
 Tracking = Annotated[
     Path | None,
     typer.Option("--tensorboard", metavar="FOLDER", help="Also write curves for TensorBoard there."),
@@ -66,10 +70,11 @@ def run(
     assignments: Assignments = None,
     runs: Root = RUNS,
     folder: Annotated[Path | None, typer.Option(help="This run's folder, instead of one in --runs.")] = None,
+    ray_address: RayAddress = None,
     tensorboard: Tracking = None,
 ) -> None:
     """Train what a config file describes."""
-    checked = Config.read(config, assignments or [])
+    checked = Config.read(config, [*(assignments or []), *_on_ray(ray_address)])
     _run(checked, folder or run_folder(checked, runs), tensorboard)
 
 
@@ -77,6 +82,7 @@ def run(
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
     rounds: Annotated[int | None, typer.Option(min=1, help="Go on to this many rounds.")] = None,
+    ray_address: RayAddress = None,
     tensorboard: Tracking = None,
 ) -> None:
     """Go on with an interrupted run, to the same bits as if it had not been interrupted."""
@@ -87,11 +93,8 @@ def resume(
             f"{folder}: made from Python, whose model and data are not in the folder; call flatfed.train "
             f"again with folder={str(folder)!r}"
         )
-    _run(
-        Config.checked(with_assignments(values, [f"training.rounds={rounds}"] if rounds is not None else [])),
-        folder,
-        tensorboard,
-    )
+    changes = [f"training.rounds={rounds}"] if rounds is not None else []
+    _run(Config.checked(with_assignments(values, [*changes, *_on_ray(ray_address)])), folder, tensorboard)
 
 
 @command
@@ -104,6 +107,7 @@ def compare_(
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 3,
     target: Annotated[float, typer.Option(min=0, max=1, help="Accuracy to count rounds to.")] = DEMO_TARGET,
     runs: Root = RUNS,
+    ray_address: RayAddress = None,
     tensorboard: Tracking = None,
 ) -> None:
     """Run several algorithms on the same data, clients and batches."""
@@ -116,7 +120,13 @@ def compare_(
                 f"--set {assignment}: name the algorithms and their options as arguments, and use --seeds"
             )
     contestants = [_contestant(text) for text in algorithms]
-    _compare(with_assignments(base, assignments or []), contestants, range(seeds), target, runs, tensorboard)
+    setting = with_assignments(base, [*(assignments or []), *_on_ray(ray_address)])
+    _compare(setting, contestants, range(seeds), target, runs, tensorboard)
+
+
+def _on_ray(address: str | None) -> list[str]:
+    """The assignments that move a training to a Ray cluster."""
+    return [] if address is None else ["training.engine=ray", f"training.ray_address={address}"]
 
 
 def _run(config: Config, folder: Path, tensorboard: Path | None) -> None:

@@ -57,7 +57,7 @@ class Settings(BaseModel):
     engine: Literal["local", "ray"] = "local"
     """Clients are trained by threads of this machine or by a Ray cluster. Results do not depend on it."""
     ray_address: str | None = None
-    """The Ray cluster to join; without one, Ray is started on this machine."""
+    """The Ray cluster to join, "auto" to look for one, "local" (or none) to start one on this machine."""
     workers: Count | None = None
     """Workers; one per available core unless given. Results do not depend on it."""
     path: Literal["auto", "matrix", "client"] = "auto"
