@@ -138,3 +138,13 @@ def test_a_run_goes_on_under_another_engine(tmp_path):
     expected = run(algorithm, rounds=5)
     run(algorithm, rounds=2, folder=tmp_path / "run")
     assert_same_bits(expected, run(algorithm, rounds=5, folder=tmp_path / "run", engine="ray", workers=2))
+
+
+@pytest.mark.parametrize(
+    ("address", "complaint"),
+    [("127.0.0.1:9", "nobody answers there"), ("somewhere", "write it as HOST:PORT")],
+)
+def test_a_wrong_address_is_refused_at_once(address, complaint, monkeypatch):
+    monkeypatch.setattr(engine.ray, "is_initialized", lambda: False)
+    with pytest.raises(ff.FlatfedError, match=f"ray_address = '{address}': {complaint}"):
+        run(ff.fedavg(), engine="ray", ray_address=address)

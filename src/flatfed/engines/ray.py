@@ -15,6 +15,7 @@ import copy
 import functools
 import logging
 import os
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -130,6 +131,7 @@ class RayEngine(LocalEngine):
         settings: Settings,
         metrics: Mapping[str, Metric],
     ) -> None:
+        _check_address(settings.ray_address)
         super().__init__(model, federation, algorithm, loss, settings, metrics)
         self._started = not ray.is_initialized()
         if self._started:
@@ -205,6 +207,21 @@ class RayEngine(LocalEngine):
                 for client, state in zip(members, states, strict=True):
                     store.stage(client, state)
             yield from pieces
+
+
+def _check_address(address: str | None) -> None:
+    """Ray itself waits for minutes for somebody to answer."""
+    if address in {None, "auto", "local"} or ray.is_initialized():
+        return
+    host, _, port = str(address).removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        raise FlatfedError(
+            f"ray_address = {address!r}: write it as HOST:PORT, ray://HOST:PORT, auto or local"
+        )
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError as error:
+        raise FlatfedError(f"ray_address = {address!r}: nobody answers there ({error})") from None
 
 
 def _first_line(error: Exception) -> str:
