@@ -142,7 +142,7 @@ def test_a_run_goes_on_under_another_engine(tmp_path):
 
 @pytest.mark.parametrize(
     ("address", "complaint"),
-    [("127.0.0.1:9", "nobody answers there"), ("somewhere", "write it as HOST:PORT")],
+    [("127.0.0.1:9", "nobody answers there"), ("somewhere", "write HOST:PORT")],
 )
 def test_a_wrong_address_is_refused_at_once(address, complaint, monkeypatch):
     monkeypatch.setattr(engine.ray, "is_initialized", lambda: False)
