@@ -215,9 +215,7 @@ def _check_address(address: str | None) -> None:
         return
     host, _, port = str(address).removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
-        raise FlatfedError(
-            f"ray_address = {address!r}: write HOST:PORT, ray://HOST:PORT, auto or local"
-        )
+        raise FlatfedError(f"ray_address = {address!r}: write HOST:PORT, ray://HOST:PORT, auto or local")
     try:
         socket.create_connection((host, int(port)), timeout=5).close()
     except OSError as error:
