@@ -26,7 +26,7 @@ from flatfed.core import random
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.flat import Loss, buffers_of, load_buffers
 from flatfed.core.settings import Settings
-from flatfed.core.state import ClientStore, State
+from flatfed.core.state import ClientStore, State, Vector
 from flatfed.data.federation import ClientData, Federation, Samples
 from flatfed.engines.oracles import MatrixGradients
 from flatfed.engines.planning import make_plan
@@ -86,6 +86,11 @@ class LocalEngine:
         )
         self._open = ExitStack()
         self._open.enter_context(single_threaded())
+
+    @property
+    def client_vectors(self) -> tuple[Vector, ...]:
+        """What is kept here about every client between rounds."""
+        return self.plan.algorithm.client_vectors
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
