@@ -92,6 +92,10 @@ class LocalEngine:
         """What is kept here about every client between rounds."""
         return self.plan.algorithm.client_vectors
 
+    @property
+    def client_dtype(self) -> torch.dtype:
+        return self.plan.layout.dtype
+
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._open.close()
@@ -124,7 +128,7 @@ class LocalEngine:
 
         def work(members: Sequence[int]) -> Totals:
             states = [store.read(client, received["model"]) for client in members]
-            with self._worker() as worker:
+            with self.worker() as worker:
                 totals, new_states = worker.train(members, received, buffers, states, round_number)
             for client, state in zip(members, new_states, strict=True):
                 store.stage(client, state)
@@ -140,7 +144,7 @@ class LocalEngine:
 
         def work(start: int) -> Tensor:
             batch = slice(start, start + EVALUATION_BATCH)
-            with self._worker() as worker:
+            with self.worker() as worker:
                 means = worker.evaluate(model, buffers, (inputs[batch], targets[batch]))
             return means * len(inputs[batch])
 
@@ -199,7 +203,7 @@ class LocalEngine:
                     future.exception()
 
     @contextmanager
-    def _worker(self) -> Iterator[Worker]:
+    def worker(self) -> Iterator[Worker]:
         worker = self._idle.get()
         try:
             yield worker

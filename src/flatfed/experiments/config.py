@@ -118,7 +118,7 @@ class Config(BaseModel):
     @classmethod
     def read(cls, path: Path, assignments: Sequence[str] = ()) -> Config:
         """A config from a TOML file, with `key.key=value` assignments on top."""
-        return cls.checked(with_assignments(_read_toml(path), assignments))
+        return cls.checked(with_assignments(read_toml(path), assignments))
 
     def make_algorithm(self) -> Algorithm:
         return build(self.algorithm)
@@ -253,7 +253,7 @@ def _known_fields(error: ValidationError) -> Sequence[str]:
     return list((tables.get(str(table[0]), Config) if table else Config).model_fields)
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:

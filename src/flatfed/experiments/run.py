@@ -182,7 +182,7 @@ class _Training:
         self.store = ClientStore(
             engine.client_vectors,
             engine.plan.dimensions,
-            vector.dtype,
+            engine.client_dtype,
             int(self.settings.client_memory * 2**20),
             folder,
         )
