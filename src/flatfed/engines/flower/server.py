@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from flwr.app import Context, RecordDict
+from flwr.app import ArrayRecord, Context, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor, nn
 
@@ -261,13 +261,14 @@ class FlowerEngine(LocalEngine):
         self, received: State, buffers: State, orders: dict[int, Order], needed: int
     ) -> dict[int, Totals]:
         """Those of the clients' uploads that come in time and are in order."""
-        shared = {name: value for name, value in received.items() if name not in self._once(received)}
+        # Packed once, however many messages they go into.
+        packed, packed_buffers = pack(received), pack(buffers)
 
         def message(order: Order) -> RecordDict:
             kept = self.kept.get(order.client, set())
-            lacking = [name for name, wanted in order.kept.items() if wanted and wanted not in kept]
-            vectors = shared | {name: received[name] for name in lacking}
-            return content(order, vectors=pack(vectors), buffers=pack(buffers))
+            needless = {name for name, wanted in order.kept.items() if not wanted or wanted in kept}
+            vectors = ArrayRecord({name: each for name, each in packed.items() if name not in needless})
+            return content(order, vectors=vectors, buffers=packed_buffers)
 
         answers = self._ask("train", {client: message(order) for client, order in orders.items()}, needed)
         accepted = {}

@@ -7,7 +7,7 @@ numbers), and anything else is refused in one line.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, TypeVar
 
 import torch
@@ -182,10 +182,9 @@ def decode_payloads(
     return decoded, sum(len(array.data) for array in found.values())
 
 
-def _check_names(found: Mapping[str, Array], expected: object) -> None:
-    names = list(expected)  # type: ignore[call-overload]
-    if set(found) != set(names):
-        raise FlatfedError(f"vectors: {shown(sorted(found))} where {shown(sorted(names))} belong")
+def _check_names(found: Mapping[str, Array], expected: Iterable[str]) -> None:
+    if set(found) != set(expected):
+        raise FlatfedError(f"vectors: {shown(sorted(found))} where {shown(sorted(expected))} belong")
 
 
 def broadcast_shapes(
