@@ -89,8 +89,11 @@ def test_a_config_without_a_federation_is_refused(tmp_path):
 
     path = tmp_path / "federation.toml"
     path.write_text("[training]\nrounds = 1\n")
-    with pytest.raises(ff.FlatfedError, match=r"give a table \[federation\]"):
+    with pytest.raises(ff.FlatfedError, match="federation: missing; add a table"):
         Task.read(path)
     path.write_text("[training]\nrounds = 1\n[federation]\ninput_shape = [4]\nclasses = 3\nclient = 4\n")
-    with pytest.raises(ff.FlatfedError, match=r"federation\.client"):
+    with pytest.raises(ff.FlatfedError, match=r"^federation\.clients: missing"):
+        Task.read(path)
+    path.write_text("[training]\nrounds = 1\n[federation]\ninput_shape = 4\nclasses = 3\nclients = 4\n")
+    with pytest.raises(ff.FlatfedError, match=r"^federation\.input_shape = 4: "):
         Task.read(path)

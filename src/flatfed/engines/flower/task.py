@@ -48,10 +48,20 @@ class FederationSettings(BaseModel):
     evaluate_every: Count | None = None
     """Rounds between evaluations on the sites' own data; without it, only the final model is evaluated."""
 
+
+class FederationTable(FederationSettings):
+    """The table of a config file, which also says what the server, having no data, cannot see."""
+
+    input_shape: tuple[Count, ...]
+    """Of one sample, as the model sees it."""
+    classes: Count
+
     @classmethod
-    def checked(cls, **values: Any) -> FederationSettings:
+    def checked(cls, table: Any) -> FederationTable:
+        if not isinstance(table, dict):
+            raise FlatfedError("federation: missing; add a table with clients, input_shape and classes")
         try:
-            return cls(**values)
+            return cls(**table)
         except ValidationError as error:
             raise FlatfedError(one_line(error, cls.model_fields, prefix="federation")) from None
 
@@ -72,22 +82,19 @@ class Task:
 
     @classmethod
     def read(cls, path: Path) -> Task:
-        """A task from a config file with one table more.
+        """A task from a config file with the table `[federation]`.
 
-        `[federation]` has the fields of `FederationSettings` and, because the server has no data to look at,
-        `input_shape` and `classes`. `[data]` and `[partition]` say nothing here: sites have their own data.
+        `[data]` and `[partition]` say nothing here: sites have their own data.
         """
         values = read_toml(path)
-        table = values.pop("federation", None)
-        if not isinstance(table, dict) or not {"input_shape", "classes"} <= table.keys():
-            raise FlatfedError(f"{path}: give a table [federation] with clients, input_shape and classes")
-        shape, classes = tuple(table.pop("input_shape")), table.pop("classes")
+        table = FederationTable.checked(values.pop("federation", None))
         config = Config.checked(values)
+        shape, seed = table.input_shape, config.training.seed
         return cls(
-            model=functools.partial(make_model, config.model, shape, classes, config.training.seed),
+            model=functools.partial(make_model, config.model, shape, table.classes, seed),
             algorithm=config.make_algorithm(),
             settings=config.training,
-            federation=FederationSettings.checked(**table),
+            federation=table,
         )
 
     @property
