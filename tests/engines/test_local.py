@@ -838,7 +838,7 @@ def test_the_device_is_passed_on():
     settings = ff.Settings(**options(device="meta", workers=2))
     engine = local.LocalEngine(classifier(), federation(), ff.fedavg(), F.cross_entropy, settings, {})
     try:
-        with engine._worker() as one:
+        with engine.worker() as one:
             places = {parameter.device.type for parameter in one.bound.module.parameters()}
         assert places == {"meta"}
         assert engine.initial_vector.device.type == "meta"

@@ -88,6 +88,8 @@ def resume(
     """Go on with an interrupted run, to the same bits as if it had not been interrupted."""
     existing = RunFolder.existing(folder)
     values = read_json(existing.path / "config.json")
+    if isinstance(values, dict) and "federation" in values:
+        raise FlatfedError(f"{folder}: a federation's run; start its Flower app again with the same folder")
     if not isinstance(values, dict) or "data" not in values:
         raise FlatfedError(
             f"{folder}: made from Python, whose model and data are not in the folder; call flatfed.train "

@@ -27,7 +27,7 @@ from flatfed.core import random
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.flat import Loss, buffers_of, load_buffers
 from flatfed.core.settings import Settings
-from flatfed.core.state import ClientStore, State
+from flatfed.core.state import ClientStore, State, Vector
 from flatfed.data.federation import ClientData, Federation, Samples
 from flatfed.engines.oracles import MatrixGradients
 from flatfed.engines.planning import make_plan
@@ -88,6 +88,15 @@ class LocalEngine:
         self._open = ExitStack()
         self._open.enter_context(single_threaded())
 
+    @property
+    def client_vectors(self) -> tuple[Vector, ...]:
+        """What is kept here about every client between rounds."""
+        return self.plan.algorithm.client_vectors
+
+    @property
+    def client_dtype(self) -> torch.dtype:
+        return self.plan.layout.dtype
+
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._open.close()
@@ -120,7 +129,7 @@ class LocalEngine:
 
         def work(members: Sequence[int]) -> Totals:
             states = [store.read(client, received["model"]) for client in members]
-            with self._worker() as worker:
+            with self.worker() as worker:
                 totals, new_states = worker.train(members, received, buffers, states, round_number)
             for client, state in zip(members, new_states, strict=True):
                 store.stage(client, state)
@@ -136,7 +145,7 @@ class LocalEngine:
 
         def work(start: int) -> Tensor:
             batch = slice(start, start + EVALUATION_BATCH)
-            with self._worker() as worker:
+            with self.worker() as worker:
                 means = worker.evaluate(model, buffers, (inputs[batch], targets[batch]))
             return means * len(inputs[batch])
 
@@ -196,7 +205,7 @@ class LocalEngine:
                     future.exception()
 
     @contextmanager
-    def _worker(self) -> Iterator[Worker]:
+    def worker(self) -> Iterator[Worker]:
         worker = self._idle.get()
         try:
             yield worker

@@ -34,7 +34,8 @@ Metric = Callable[[Tensor, Tensor], Tensor]
 class Totals:
     """Weighted sums over clients: of uploads, buffer changes, losses and step sizes."""
 
-    weight: float = 0.0
+    weight: float = 1.0
+    clients: int = 1
     upload: dict[str, Tensor] = field(default_factory=dict)
     moved: dict[str, Tensor] = field(default_factory=dict)
     """The displacement itself, where what is uploaded is something else."""
@@ -60,19 +61,31 @@ class Totals:
             **{each.name: added(getattr(self, each.name), getattr(other, each.name)) for each in fields(self)}
         )
 
+    def times(self, weight: float) -> Totals:
+        """One client's numbers as they enter the sums."""
+        return self if weight == 1 else replace(self._each(lambda value: weight * value), weight=weight)
+
     def mean(self) -> Totals:
-        """Sums over clients divided by their weight; what is counted stays a count."""
+        """Sums over clients divided by their weight."""
+        return self._each(lambda value: value / self.weight)
 
-        def divided(value: Any) -> Any:
+    def _each(self, function: Callable[[Any], Any]) -> Totals:
+        """With a function of every number; what is counted stays a count."""
+
+        def changed(value: Any) -> Any:
             if isinstance(value, dict):
-                return {name: tensor / self.weight for name, tensor in value.items()}
-            return value / self.weight
+                return {name: function(tensor) for name, tensor in value.items()}
+            return function(value)
 
-        counted = {"weight", "evaluations", "bytes_up"}
-        means = {
-            each.name: divided(getattr(self, each.name)) for each in fields(self) if each.name not in counted
-        }
-        return replace(self, **means)
+        counted = {"weight", "clients", "evaluations", "bytes_up"}
+        return replace(
+            self,
+            **{
+                each.name: changed(getattr(self, each.name))
+                for each in fields(self)
+                if each.name not in counted
+            },
+        )
 
     @property
     def displacement(self) -> Tensor:
@@ -83,6 +96,19 @@ class Totals:
     def flatness_distance(self) -> float:
         """mean ‖Δ_i − Δ̄‖² of the mean totals, as the mean square less the square of the mean."""
         return max(0.0, self.squared - float(torch.linalg.vector_norm(self.displacement)) ** 2)
+
+
+class Trained(NamedTuple):
+    """One client's round before anything of it travels."""
+
+    result: ClientResult
+    buffers: dict[str, Tensor]
+    """What training did to them."""
+    samples: int
+    rate: float
+    """Σ η_k"""
+    loss: float
+    evaluations: int
 
 
 class Piece(NamedTuple):
@@ -136,11 +162,30 @@ class Plan:
     """"matrix" or "client"."""
     path_reason: str
 
+    def weight(self, samples: int) -> float:
+        """How much a client counts."""
+        return float(samples) if self.settings.weighting == "samples" else 1.0
+
     def evaluation_generator(self) -> torch.Generator | None:
         """For models that are random even in evaluation mode: the same draws every time."""
         if not self.draws_in_evaluation:
             return None
         return torch.Generator(self.device).manual_seed(random.key(self.settings.seed, "evaluation"))
+
+
+@contextmanager
+def _explained(members: Sequence[int], round_number: int) -> Iterator[None]:
+    """Whatever a user's model raises in training becomes one line that says where."""
+    try:
+        yield
+    except FlatfedError:
+        raise
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        who = f"client {members[0]}" if len(members) == 1 else f"one of clients {list(members)}"
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise FlatfedError(
+            f"round {round_number + 1}: the model cannot be trained on the data of {who}: {reason}"
+        ) from error
 
 
 @contextmanager
@@ -169,32 +214,34 @@ class Worker:
         round_number: int,
     ) -> tuple[Totals, list[dict[str, Tensor]]]:
         """The sums of a chunk's rounds and its clients' new vectors; the client path takes one at a time."""
-        try:
-            return self._train(members, received, buffers, states, round_number)
-        except FlatfedError:
-            raise
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            who = f"client {members[0]}" if len(members) == 1 else f"one of clients {list(members)}"
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise FlatfedError(
-                f"round {round_number + 1}: the model cannot be trained on the data of {who}: {reason}"
-            ) from error
-
-    def _train(
-        self,
-        members: Sequence[int],
-        received: State,
-        buffers: State,
-        states: Sequence[State],
-        round_number: int,
-    ) -> tuple[Totals, list[dict[str, Tensor]]]:
-        load_buffers(self.bound.module, buffers)
-        self.bound.module.train()
         if self.plan.path == "matrix":
-            return self._train_matrix(members, received, states, round_number)
+            with _explained(members, round_number):
+                load_buffers(self.bound.module, buffers)
+                self.bound.module.train()
+                return self._train_matrix(members, received, states, round_number)
         (client,), (state,) = members, states
-        totals, new_state = self._train_client(client, received, buffers, state, round_number)
-        return totals, [new_state]
+        trained = self.train_client(client, received, buffers, state, round_number)
+        rows = {name: value[None] for name, value in trained.result.upload.items()}
+        received_rows, (memory,), bytes_up = self._send(rows, [state], round_number, [client])
+        totals = Totals(
+            upload={name: value[0] for name, value in received_rows.items()},
+            moved=self._moved(trained.result),
+            buffers=trained.buffers,
+            rate=trained.rate,
+            loss=trained.loss,
+            evaluations=trained.evaluations,
+            bytes_up=bytes_up,
+            drift=float(trained.result.drift.mean()),
+            squared=float(trained.result.drift[-1]),
+        )
+        return totals.times(self.plan.weight(trained.samples)), [trained.result.client | memory]
+
+    def train_client(
+        self, client: int, received: State, buffers: State, state: State, round_number: int
+    ) -> Trained:
+        """One client's round, in place."""
+        with _explained([client], round_number):
+            return self._train_client(client, received, buffers, state, round_number)
 
     def evaluate(self, model: Tensor, buffers: State, samples: Samples) -> Tensor:
         """The mean loss and the metrics of a model on stored samples, in evaluation mode."""
@@ -236,9 +283,10 @@ class Worker:
 
     def _train_client(
         self, client: int, received: State, buffers: State, state: State, round_number: int
-    ) -> tuple[Totals, dict[str, Tensor]]:
+    ) -> Trained:
         plan, bound, model = self.plan, self.bound, received["model"]
         load_buffers(bound.module, buffers)
+        bound.module.train()
         data = self.federation.client(client)
         positions = batches(plan.settings, len(data), round_number, client)
         oracles: list[ModuleOracle] = []
@@ -264,26 +312,14 @@ class Worker:
 
         context = self._context(received, state, len(positions), round_number, full_gradient)
         result = client_round(plan.algorithm, context, each_step(), plan.settings.step_rule, model.clone())
-        rows = {name: value[None] for name, value in result.upload.items()}
-        received_rows, (memory,), bytes_up = self._send(rows, [state], round_number, [client])
-        weight = float(len(data)) if plan.settings.weighting == "samples" else 1.0
-
-        def weighted(vectors: State) -> dict[str, Tensor]:
-            return {name: value if weight == 1 else weight * value for name, value in vectors.items()}
-
-        totals = Totals(
-            weight=weight,
-            upload=weighted({name: value[0] for name, value in received_rows.items()}),
-            moved=weighted(self._moved(result)),
-            buffers=weighted(buffer_change(buffers, bound.buffers)),
-            rate=weight * context.total_rate,
-            loss=weight * float(torch.stack([each.loss for each in oracles]).mean()),  # type: ignore[misc]
+        return Trained(
+            result=result,
+            buffers=buffer_change(buffers, bound.buffers),
+            samples=len(data),
+            rate=context.total_rate,
+            loss=float(torch.stack([each.loss for each in oracles]).mean()),  # type: ignore[misc]
             evaluations=sum(each.evaluations for each in oracles) + self._full_passes(len(data)),
-            bytes_up=bytes_up,
-            drift=weight * float(result.drift.mean()),
-            squared=weight * float(result.drift[-1]),
         )
-        return totals, result.client | memory
 
     def _train_matrix(
         self, members: Sequence[int], received: State, states: Sequence[State], round_number: int
@@ -332,7 +368,7 @@ class Worker:
         result = client_round(plan.algorithm, context, each_step(), plan.settings.step_rule, point)
         upload, memories, bytes_up = self._send(result.upload, states, round_number, members)
         by_samples = plan.settings.weighting == "samples"
-        weights = model.new_tensor([len(own) if by_samples else 1 for own in data])  # [C]
+        weights = model.new_tensor([plan.weight(len(own)) for own in data])  # [C]
         losses = torch.stack([each.loss for each in oracles])  # type: ignore[misc]  # [K, C]
 
         def summed(vectors: State) -> dict[str, Tensor]:
@@ -343,6 +379,7 @@ class Worker:
 
         totals = Totals(
             weight=float(weights.sum()),
+            clients=len(members),
             upload=summed(upload),
             moved=summed(self._moved(result)),
             rate=float(weights.sum()) * context.total_rate,

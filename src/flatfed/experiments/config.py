@@ -118,7 +118,7 @@ class Config(BaseModel):
     @classmethod
     def read(cls, path: Path, assignments: Sequence[str] = ()) -> Config:
         """A config from a TOML file, with `key.key=value` assignments on top."""
-        return cls.checked(with_assignments(_read_toml(path), assignments))
+        return cls.checked(with_assignments(read_toml(path), assignments))
 
     def make_algorithm(self) -> Algorithm:
         return build(self.algorithm)
@@ -167,15 +167,9 @@ class Config(BaseModel):
 
     def make_model(self, federation: Federation) -> nn.Module:
         """The model with its first weights, which depend on the seed alone."""
-        make, options = _named_function("model", self.model, MODELS)
         data = federation.client(0)
         seen = federation.transform.evaluate(data.batch(torch.tensor([0]))[0])
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(random.key(self.training.seed, "weights"))
-            try:
-                return make(tuple(seen.shape[1:]), federation.classes, **options)
-            except (TypeError, ValueError, RuntimeError) as error:
-                raise FlatfedError(f"model.{self.model['name']}: {error}") from None
+        return make_model(self.model, tuple(seen.shape[1:]), federation.classes, self.training.seed)
 
     def run(
         self, federation: Federation, folder: Path | None = None, callbacks: Sequence[Callback] = ()
@@ -207,6 +201,19 @@ class Config(BaseModel):
             known = inspect.signature(make).parameters
             prefix = f"partition.{self.partition['name']}"
             raise FlatfedError(one_line(error, known, prefix=prefix)) from None
+
+
+def make_model(
+    description: Mapping[str, Any], input_shape: tuple[int, ...], classes: int | None, seed: int
+) -> nn.Module:
+    """The model of a {name, options…} table with its first weights."""
+    make, options = _named_function("model", description, MODELS)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(random.key(seed, "weights"))
+        try:
+            return make(input_shape, classes, **options)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise FlatfedError(f"model.{description['name']}: {error}") from None
 
 
 def _named_function(
@@ -246,7 +253,7 @@ def _known_fields(error: ValidationError) -> Sequence[str]:
     return list((tables.get(str(table[0]), Config) if table else Config).model_fields)
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:

@@ -56,6 +56,8 @@ class Progress:
     """Rounds finished so far."""
     server: State
     """The server's vectors; "model" is the flat global model."""
+    buffers: State
+    """The global model's buffers."""
     record: Mapping[str, Any]
     """The round's line in the history."""
     cohort: Sequence[int]
@@ -136,8 +138,21 @@ def train(
     if _is_cross_entropy(loss):
         _check_labels(model, federation)
     engine = _engine(settings)(model, federation, algorithm, loss, settings, metrics)
+    return run_engine(
+        engine, Path(folder) if folder is not None else None, config, callbacks, evaluate_clients
+    )
+
+
+def run_engine(
+    engine: LocalEngine,
+    folder: Path | None,
+    config: Mapping[str, Any] | None,
+    callbacks: Sequence[Callback],
+    evaluate_clients: bool,
+) -> Run:
+    """All rounds of a training with an engine that is ready, which is closed afterwards."""
     try:
-        training = _Training(model, engine, Path(folder) if folder is not None else None, config)
+        training = _Training(engine, folder, config)
         try:
             return training.run(callbacks, evaluate_clients)
         finally:
@@ -158,18 +173,16 @@ def _engine(settings: Settings) -> type[LocalEngine]:
 class _Training:
     """The state of a training between rounds."""
 
-    def __init__(
-        self, model: nn.Module, engine: LocalEngine, folder: Path | None, config: Mapping[str, Any] | None
-    ) -> None:
-        self.module, self.engine, self.plan = model, engine, engine.plan
+    def __init__(self, engine: LocalEngine, folder: Path | None, config: Mapping[str, Any] | None) -> None:
+        self.engine, self.plan = engine, engine.plan
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
         self.algorithm, self.settings = engine.plan.algorithm, engine.plan.settings
         vector = engine.initial_vector
         self.store = ClientStore(
-            self.algorithm.client_vectors,
+            engine.client_vectors,
             engine.plan.dimensions,
-            vector.dtype,
+            engine.client_dtype,
             int(self.settings.client_memory * 2**20),
             folder,
         )
@@ -252,7 +265,7 @@ class _Training:
             raise
         if self.unsaved:
             self._checkpoint()
-        final = copy.deepcopy(self.module)
+        final = copy.deepcopy(self.engine.model)
         load_vector(final, self.plan.layout, self.server["model"].cpu())
         load_buffers(final, self.buffers)
         clients = range(len(self.engine.federation)) if evaluate_clients else []
@@ -300,10 +313,10 @@ class _Training:
             server |= part.refine(server, self._server_context(buffers))
         if not bool(torch.isfinite(server["model"]).all()):
             raise DivergedError(self._advice("the global model is no longer finite"))
-        record = self._record(mean, server, buffers, len(clients), time.perf_counter() - began)
+        record = self._record(mean, server, buffers, time.perf_counter() - began)
         for name, value in prepared.items():
             record[name] = record.get(name, 0) + value
-        progress = Progress(self.round + 1, server, record, clients)
+        progress = Progress(self.round + 1, server, buffers, record, clients)
         for callback in callbacks:
             for name, value in (callback(progress) or {}).items():
                 if name in record:
@@ -360,9 +373,7 @@ class _Training:
             return float(self.engine.federation.total_samples or 0)
         return float(len(self.engine.federation))
 
-    def _record(
-        self, mean: Totals, server: State, buffers: State, clients: int, seconds: float
-    ) -> dict[str, Any]:
+    def _record(self, mean: Totals, server: State, buffers: State, seconds: float) -> dict[str, Any]:
         engine, settings, finished = self.engine, self.settings, self.round + 1
         always = set(self.algorithm.broadcast) - set(self.algorithm.sent_once)
         down = sum(server[name].nbytes for name in always)
@@ -372,14 +383,14 @@ class _Training:
         record: dict[str, Any] = {
             "round": finished,
             "train_loss": mean.loss,
-            "participants": clients,
+            "participants": mean.clients,
             "lr": settings.rate(self.round),
             "update_norm": float(torch.linalg.vector_norm(displacement)),
             **{f"state_norm_{name}": float(server[name].norm()) for name in self._watched},
             "flatness_distance": mean.flatness_distance,
             "client_drift": mean.drift,
-            "bytes_down": clients * (down + buffer_bytes),
-            "bytes_up": mean.bytes_up + clients * buffer_bytes,
+            "bytes_down": mean.clients * (down + buffer_bytes),
+            "bytes_up": mean.bytes_up + mean.clients * buffer_bytes,
             "gradient_evaluations": mean.evaluations,
             "seconds": seconds,
         }

@@ -1,0 +1,40 @@
+"""Federations between organisations: flower new."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from importlib import resources
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flatfed.cli.terminal import app, command_of, console
+from flatfed.core.errors import FlatfedError
+
+flower = typer.Typer(help="Federations with Flower.", no_args_is_help=True, pretty_exceptions_enable=False)
+app.add_typer(flower, name="flower")
+command = command_of(flower, "remove what was written and try again")
+
+TEMPLATE = "my-federation"
+
+
+@command
+def new(folder: Annotated[Path, typer.Argument(help="The folder to make; its name is the app's.")]) -> None:
+    """Write a Flower app that runs flatfed's algorithms, ready for your data."""
+    name = folder.name
+    package = name.replace("-", "_")
+    if not re.fullmatch("[a-z][a-z0-9_-]*", name) or keyword.iskeyword(package):
+        raise FlatfedError(f"folder = {name!r}: use small letters, digits and hyphens, a letter first")
+    if folder.exists():
+        raise FlatfedError(f"{folder}: it exists already; choose another name")
+    (folder / package).mkdir(parents=True)
+    # Found by its path, because importing the engine would need Flower.
+    for file in (resources.files("flatfed") / "engines" / "flower" / "template").iterdir():
+        if not file.is_file():
+            continue
+        beside = file.name in {"pyproject.toml", "README.md"}
+        text = file.read_text().replace(TEMPLATE, name).replace(TEMPLATE.replace("-", "_"), package)
+        ((folder if beside else folder / package) / file.name).write_text(text)
+    console.print(f"{folder}: a Flower app on handwritten digits. Next: {folder}/README.md", highlight=False)

@@ -1,0 +1,209 @@
+"""Messages between server and sites: a checked header, and vectors as raw bytes.
+
+Nothing is unpickled. Whatever arrives is compared with what was declared (names, lengths, dtypes, finite
+numbers), and anything else is refused in one line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Annotated, TypeVar
+
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor
+
+from flatfed.core.algorithm import Algorithm, Compressor
+from flatfed.core.errors import FlatfedError, one_line, shown
+from flatfed.core.state import Dimensions, State
+
+RAW, PAYLOAD = "flatfed.raw", "flatfed.payload"
+
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Whole = Annotated[int, Field(strict=True, ge=0)]
+RunName = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+
+
+class Header(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Order(Header):
+    """What a site is asked to do."""
+
+    run: RunName
+    task: str
+    """The digest of the task."""
+    client: Whole
+    round: Whole
+    merged: Annotated[int, Field(strict=True, ge=-1)] = -1
+    """The last round of which the server merged this client's upload, −1 if none."""
+    attempt: Whole = 0
+    kept: dict[str, str] = {}
+    """The digests of vectors that are sent once; "" where one still has its initial value."""
+
+
+class Upload(Header):
+    """What a site says about its round."""
+
+    run: RunName
+    client: Whole
+    round: Whole
+    samples: Whole
+    loss: Number
+    drift: Number
+    evaluations: Whole
+    kept: tuple[str, ...] = ()
+    """The digests of the vectors sent once that are on its disk."""
+
+
+class Evaluation(Header):
+    """Loss and metrics on a site's own data, as the local engine records them."""
+
+    run: RunName
+    client: Whole
+    round: Whole
+    found: dict[str, Number]
+
+
+class Description(Header):
+    """What a site tells about itself before a run begins: how much data, and how one sample looks."""
+
+    name: str
+    samples: Annotated[int, Field(strict=True, ge=1)]
+    input_shape: tuple[int, ...]
+    input_dtype: str
+    target_shape: tuple[int, ...]
+    target_dtype: str
+
+
+HeaderKind = TypeVar("HeaderKind", bound=Header)
+
+
+def content(header: Header, **records: ArrayRecord) -> RecordDict:
+    return RecordDict({"header": ConfigRecord({"json": header.model_dump_json()}), **records})
+
+
+def read_header(kind: type[HeaderKind], found: RecordDict) -> HeaderKind:
+    record = found.get("header")
+    text = record.get("json") if isinstance(record, ConfigRecord) else None
+    if not isinstance(text, str):
+        raise FlatfedError("message: it has no header; it is not one of flatfed's")
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        raise FlatfedError(f"message: {one_line(error, kind.model_fields)}") from None
+
+
+def array_record(found: RecordDict, name: str) -> Mapping[str, Array]:
+    record = found.get(name)
+    if not isinstance(record, ArrayRecord):
+        raise FlatfedError(f"message: its {name} are missing")
+    return record
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_of(name: str) -> torch.dtype:
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise FlatfedError(f"dtype = {shown(name)}: unknown")
+    return found
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def digest(tensor: Tensor) -> str:
+    return hashlib.sha256(_bytes(tensor)).hexdigest()
+
+
+def pack(tensors: State) -> ArrayRecord:
+    """Tensors as they are."""
+    return ArrayRecord(
+        {
+            name: Array(dtype_name(value.dtype), tuple(value.shape), RAW, _bytes(value))
+            for name, value in tensors.items()
+        }
+    )
+
+
+def unpack(
+    found: Mapping[str, Array],
+    expected: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
+    finite: bool = True,
+) -> dict[str, Tensor]:
+    """The tensors of a record that must hold exactly the expected names, shapes and dtypes."""
+    _check_names(found, expected)
+    tensors = {}
+    for name, (shape, dtype) in expected.items():
+        array = found[name]
+        if (array.stype, array.dtype, tuple(array.shape)) != (RAW, dtype_name(dtype), shape):
+            raise FlatfedError(
+                f"{name}: {array.dtype} {list(array.shape)} ({shown(array.stype)}) where {dtype_name(dtype)} "
+                f"{list(shape)} belongs"
+            )
+        size = torch.Size(shape).numel()
+        if len(array.data) != size * dtype.itemsize:
+            raise FlatfedError(f"{name}: {len(array.data)} bytes where {size * dtype.itemsize} belong")
+        value = torch.frombuffer(bytearray(array.data), dtype=dtype) if size else torch.empty(0, dtype=dtype)
+        if finite and not bool(torch.isfinite(value).all()):
+            raise FlatfedError(f"{name}: it holds numbers that are not finite")
+        tensors[name] = value.reshape(shape)
+    return tensors
+
+
+def pack_payloads(payloads: Mapping[str, bytes]) -> ArrayRecord:
+    """What a compressor made of the uploads."""
+    return ArrayRecord(
+        {name: Array("uint8", (len(payload),), PAYLOAD, payload) for name, payload in payloads.items()}
+    )
+
+
+def decode_payloads(
+    found: Mapping[str, Array], algorithm: Algorithm, size: int, dtype: torch.dtype
+) -> tuple[dict[str, Tensor], int]:
+    """The uploads [P] that the server sees, and how many bytes they took."""
+    _check_names(found, algorithm.uploads)
+    decoded = {}
+    for name in algorithm.uploads:
+        if found[name].stype != PAYLOAD:
+            raise FlatfedError(f"{name}: {shown(found[name].stype)} where a payload belongs")
+        compress = algorithm.compress if name in algorithm.compressed else Compressor()
+        try:
+            decoded[name] = compress.decode(found[name].data, size, dtype)
+        except FlatfedError as error:
+            raise FlatfedError(f"{name}: {error}") from None
+    return decoded, sum(len(array.data) for array in found.values())
+
+
+def _check_names(found: Mapping[str, Array], expected: Iterable[str]) -> None:
+    if set(found) != set(expected):
+        raise FlatfedError(f"vectors: {shown(sorted(found))} where {shown(sorted(expected))} belong")
+
+
+def broadcast_shapes(
+    algorithm: Algorithm, dimensions: Dimensions, dtype: torch.dtype
+) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """The lengths of all that travels down."""
+    lengths = {vector.name: dimensions.length(vector) for vector in algorithm.server_vectors}
+    lengths["model"] = dimensions.parameters
+    return {name: ((lengths[name],), dtype) for name in algorithm.broadcast}
+
+
+def shapes(tensors: State) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    return {name: (tuple(value.shape), value.dtype) for name, value in tensors.items()}
+
+
+def change_shapes(buffers: State) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Of buffer changes: booleans never change, and everything else travels in double precision."""
+    return {
+        name: (tuple(value.shape), torch.float64)
+        for name, value in buffers.items()
+        if value.dtype != torch.bool
+    }
