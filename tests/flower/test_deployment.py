@@ -182,11 +182,11 @@ def kill(found: Iterable[int]) -> None:
             os.kill(process, signal.SIGKILL)
 
 
-def laptop(config: Config, without: frozenset[tuple[int, int]] = frozenset()) -> ff.Run:
-    """What the local engine makes of the same sites, `without` some (round, client)."""
+def laptop(config: Config, sites: int = 4, without: frozenset[tuple[int, int]] = frozenset()) -> ff.Run:
+    """What the local engine makes of the first sites' data, `without` some (round, client)."""
     data = load_digits_tensors()
-    sites = [(data.train_inputs[site::4], data.train_targets[site::4]) for site in range(4)]
-    federation = ff.Federation.from_tensors(sites, (data.test_inputs, data.test_targets))
+    clients = [(data.train_inputs[site::4], data.train_targets[site::4]) for site in range(sites)]
+    federation = ff.Federation.from_tensors(clients, (data.test_inputs, data.test_targets))
     federation.classes = data.classes
 
     def some(settings: ff.Settings, clients: int, number: int) -> list[int]:
@@ -251,36 +251,36 @@ def test_who_is_not_registered_and_who_has_the_wrong_certificate_is_refused(fede
 
 def test_a_killed_server_and_a_restarted_site_go_on(federation):
     """FedMoSWA's control variates are on the sites' disks, everything else in the run's folder."""
-    config = federation.configure('[algorithm]\nname = "fedmoswa"', 4)
+    config = federation.configure('[algorithm]\nname = "fedmoswa"', 3)
     run = federation.run("fedmoswa")
-    until(lambda: federation.rounds(run) >= 2, "two rounds")
+    until(lambda: federation.rounds(run) >= 1, "the first round")
     running = processes(FLWR_HOME=federation.environment["FLWR_HOME"])
     servers = [process for process, line in running.items() if "flwr-serverapp" in line]
     assert servers, running
     kill(servers)
     federation.stop("site-2")
     federation.start_site("site-2")
-    done = federation.rounds(run)
-    assert done < 4
+    assert federation.rounds(run) < 3
     federation.run("fedmoswa")
-    assert len(federation.finished(run)) == 4
+    assert len(federation.finished(run)) == 3
     assert_same(run, laptop(config))
 
 
 def test_server_side_work_and_vectors_sent_once(federation):
+    """FedSynSAM, over two of the sites that are connected."""
     algorithm = (
         '[algorithm]\nname = "fedsynsam"\nwarm_rounds = 1\nsamples_per_class = 2\niterations = 3\nspan = 1'
     )
-    config = federation.configure(algorithm, 4)
+    config = federation.configure(algorithm, 3, clients=SITES[:2], minimum_clients=2)
     run = federation.run("fedsynsam")
     federation.finished(run)
-    assert_same(run, laptop(config))
+    assert_same(run, laptop(config, sites=2))
 
 
 def test_a_site_killed_in_the_middle_of_a_round_does_not_hang_it(federation):
-    """The round is that of the others; this comes last, because Flower refuses the site for a minute."""
+    """The round is that of the others. This test comes last: Flower refuses the site for a minute."""
     config = federation.configure(
-        '[algorithm]\nname = "fedavg"', 3, minimum_clients=3, round_timeout=60, attempts=10
+        '[algorithm]\nname = "fedavg"', 2, minimum_clients=3, round_timeout=60, attempts=10
     )
     source = federation.folder / "my-federation" / "my_federation" / "data.py"
     slow, reached = federation.folder / "slow", federation.folder / "reached"
@@ -296,6 +296,6 @@ def test_a_site_killed_in_the_middle_of_a_round_does_not_hang_it(federation):
     lost = federation.rounds(run)
     federation.stop("site-4", signal.SIGKILL)
     lines = federation.finished(run)
-    assert [line["participants"] for line in lines] == [4] * lost + [3] * (3 - lost)
+    assert [line["participants"] for line in lines] == [4] * lost + [3] * (2 - lost)
     assert "site-4 (client 3) is left out" in federation.log("fedavg")
-    assert_same(run, laptop(config, frozenset((number, 3) for number in range(lost, 3))))
+    assert_same(run, laptop(config, without=frozenset((number, 3) for number in range(lost, 2))))

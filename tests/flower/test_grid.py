@@ -363,6 +363,45 @@ def test_what_is_malformed_or_late_never_enters_the_mean(kind, tmp_path, caplog)
     assert_same_bits(local(deployment, {(1, client)}), found)
 
 
+BROADCASTS: dict[str, tuple[Callable[[Message], Message], str]] = {
+    "missing vector": (changed_names(lambda arrays: {"model": arrays["model"]}), "vectors: ['model'] where"),
+    "extra vector": (changed_names(lambda arrays: arrays | {"extra": arrays["model"]}), "'extra'"),
+    "cut": (
+        changed_vector(lambda array: Array(array.dtype, array.shape, array.stype, array.data[:-8])),
+        "bytes where",
+    ),
+    "another length": (
+        changed_vector(lambda array: Array(array.dtype, (4,), array.stype, array.data[:32])),
+        "float64 [4]",
+    ),
+    "another dtype": (
+        changed_vector(lambda array: Array("int64", array.shape, array.stype, array.data)),
+        "int64",
+    ),
+    "not a number": (changed_vector(poisoned(math.nan)), "not finite"),
+    "another task": (changed_header(task="0" * 64), "another model, algorithm or settings"),
+    "path in the run": (changed_header(run="../../etc"), "run = '../../etc'"),
+    "impossible round": (changed_header(round=-1), "round = -1"),
+    "state that never was": (changed_header(merged=0), "the state after round 1 is not in"),
+    "no buffers": (without_record("buffers"), "its buffers are missing"),
+    "no header": (without_record("header"), "it has no header"),
+    "unknown vector to keep": (changed_header(kept={"../x": ""}), "which vectors this site should have"),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(BROADCASTS))
+def test_a_site_refuses_a_malformed_broadcast(kind, tmp_path):
+    change, complaint = BROADCASTS[kind]
+    deployment = Deployment(tmp_path, ff.scaffold(), normalised, rounds=1)
+    deployment.serve()
+    site, message = next(each for each in deployment.grid.sent if trained_in(each[1]) == 0)
+    for path in deployment.files(NAMES.index(site)):
+        path.unlink()
+    reply = deployment.grid.call(site, change(message))
+    assert reply.has_error() and complaint in str(reply.error.reason)
+    assert deployment.files(NAMES.index(site)) == []
+
+
 def test_a_damaged_compressed_upload_is_refused(tmp_path, caplog):
     deployment = Deployment(tmp_path, ff.build({"name": "fedavg", "compress": {"part": "top_k"}}))
     client = deployment.returning(1)

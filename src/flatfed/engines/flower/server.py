@@ -227,6 +227,7 @@ class FlowerEngine(LocalEngine):
         cohort = [client for chunk in chunks for client in chunk]
         needed = min(settings.minimum_clients, len(cohort))
         accepted: dict[int, Totals] = {}
+        once = self._once(received)
         for attempt in range(settings.attempts):
             missing = [client for client in cohort if client not in accepted]
             orders = {
@@ -237,7 +238,7 @@ class FlowerEngine(LocalEngine):
                     round=round_number,
                     merged=-1 if (row := store.row(client)) is None else int(row[0]),
                     attempt=attempt,
-                    kept=self._once(received),
+                    kept=once,
                 )
                 for client in missing
             }
