@@ -31,13 +31,6 @@ from flatfed.engines.flower import FederationSettings, Task, client_app, server_
 from flatfed.engines.flower import nodes as nodes_module
 from flatfed.engines.flower.server import serve
 
-MATCHING = {"samples_per_class": 2, "iterations": 3, "span": 1}
-SYNTHETIC: dict[str, dict[str, Any]] = {
-    "dynafed": {**MATCHING, "models": 3, "steps": 2, "epochs": 2, "augment": False},
-    "dynafed_syn_only": {**MATCHING, "models": 3, "steps": 2, "epochs": 2, "augment": False},
-    "fedsynsam": {**MATCHING, "warm_rounds": 1, "radius": 0.2, "local_weight": 0.4, "synthetic_batch": 4},
-}
-"""Options with which the server has made its samples after two rounds."""
 NAMES = [f"site-{number}" for number in range(8)]
 SHUFFLED = [NAMES[number] for number in (5, 0, 3, 7, 1, 6, 2, 4)]
 
@@ -152,7 +145,7 @@ def assert_same_bits(left: ff.Run, right: ff.Run, *also: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(ff.ALGORITHMS))
 def test_every_algorithm_gives_the_bits_of_the_local_engine(name, tmp_path):
-    deployment = Deployment(tmp_path, generic(name, **SYNTHETIC.get(name, {})))
+    deployment = Deployment(tmp_path, generic(name))
     found = deployment.serve()
     # FedSpeed's sites upload Δ + h, and Δ alone, of which the flatness distance is, stays with them.
     altered = any(part.alters_displacement for part in deployment.task.algorithm.parts)
@@ -165,7 +158,7 @@ def test_every_algorithm_gives_the_bits_of_the_local_engine(name, tmp_path):
         ({"name": "scaffold"}, {"weighting": "samples", "data": federation(unequal=True)}),
         ({"name": "fedmoswa"}, {"sampling": "bernoulli"}),
         ({"name": "scaffold", "compress": {"part": "error_feedback", "of": {"part": "quantize"}}}, {}),
-        ({"name": "fedavg", "compress": {"part": "top_k", "share": 0.3}}, {}),
+        ({"name": "fedavg", "compress": {"part": "top_k", "ratio": 0.3}}, {}),
         ({"name": "fedavg"}, {"evaluate": "active_mean", "registered": False}),
     ],
     ids=["samples", "bernoulli", "error feedback", "top-k", "names only claimed"],
@@ -220,7 +213,7 @@ def carried(deployment: Deployment, name: str) -> list[str]:
 
 
 def test_vectors_that_are_sent_once_are_sent_once(tmp_path):
-    deployment = Deployment(tmp_path, generic("fedsynsam", **SYNTHETIC["fedsynsam"]), rounds=9)
+    deployment = Deployment(tmp_path, generic("fedsynsam"), rounds=9)
     assert_same_bits(local(deployment), deployment.serve())
     members = [client for number in range(9) for client in deployment.members(number)]
     late = [client for number in range(2, 9) for client in deployment.members(number)]
@@ -230,7 +223,7 @@ def test_vectors_that_are_sent_once_are_sent_once(tmp_path):
 
 
 def test_a_site_that_lost_such_a_vector_gets_it_again(tmp_path, caplog):
-    deployment = Deployment(tmp_path, generic("fedsynsam", **SYNTHETIC["fedsynsam"]), rounds=9)
+    deployment = Deployment(tmp_path, generic("fedsynsam"), rounds=9)
     client = deployment.returning(3)
     lost = next(number for number in range(4, 9) if client in deployment.members(number))
 
@@ -464,7 +457,7 @@ def test_a_round_that_was_lost_on_the_way_leaves_no_trace(tmp_path):
 @pytest.mark.parametrize("name", ["scaffold", "fedsmoo", "fedsynsam"])
 def test_both_sides_may_be_restarted_between_rounds(name, tmp_path):
     """Control variates and duals are on the sites' disks, everything else in the run's folder."""
-    deployment = Deployment(tmp_path, generic(name, **SYNTHETIC.get(name, {})), rounds=3)
+    deployment = Deployment(tmp_path, generic(name), rounds=3)
     deployment.serve()
     deployment.restart(rounds=7)
     assert_same_bits(local(deployment), deployment.serve())
