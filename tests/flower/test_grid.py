@@ -26,6 +26,7 @@ pytest.importorskip("flwr", reason="needs the extra flower: pip install 'flatfed
 
 from fake_grid import FakeGrid
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 
 from flatfed.engines.flower import FederationSettings, Task, client_app, server_app
 from flatfed.engines.flower import nodes as nodes_module
@@ -708,3 +709,18 @@ def test_the_apps_run_with_test_data_of_the_servers_own(tmp_path):
 def test_what_cannot_be_evaluated_is_refused(tmp_path):
     with pytest.raises(ff.FlatfedError, match="evaluate = 'active_mean'"):
         Deployment(tmp_path, generic("fedspeed"), evaluate="active_mean").serve()
+
+
+@pytest.mark.parametrize(
+    "mod",
+    [fixedclipping_mod, adaptiveclipping_mod, LocalDpMod(1.0, 1.0, 1.0, 1e-5)],
+    ids=["fixed clipping", "adaptive clipping", "local"],
+)
+def test_flowers_differential_privacy_refuses_rather_than_protects_half(mod, tmp_path):
+    """As docs/deployment.md says: an error, never a run that is not protected."""
+    deployment = Deployment(tmp_path, ff.fedavg(), rounds=1)
+    deployment.serve()
+    site, message = next(each for each in deployment.grid.sent if trained_in(each[1]) == 0)
+    context = Context(1, deployment.grid.ids[site], deployment.grid.nodes[site], RecordDict(), {})
+    reply = mod(message, context, deployment.grid.app)
+    assert reply.has_error() and "exactly one ArrayRecord" in str(reply.error.reason)

@@ -79,6 +79,10 @@ def test_the_app_runs_as_written(tmp_path, monkeypatch):
     assert all(torch.equal(found[name], value) for name, value in expected.model.state_dict().items())
     assert expected.history[-1]["test_accuracy"] > 0.8
 
+    done = RUNNER.invoke(
+        command_line, ["report", str(tmp_path / "run"), "--output", str(tmp_path / "report.html")]
+    )
+    assert done.exit_code == 0 and "fedmoswa" in (tmp_path / "report.html").read_text()
     done = RUNNER.invoke(command_line, ["resume", str(tmp_path / "run")])
     assert done.exit_code == 2 and "start its Flower app again" in done.output
 
