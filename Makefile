@@ -7,8 +7,9 @@ BIN := .venv/bin
 demo: .venv/installed
 	$(BIN)/flatfed demo
 
+# A file of tests per core at a time: the deployment mostly waits.
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses auto --dist loadfile
 
 lint: .venv/installed
 	$(BIN)/ruff check
