@@ -118,6 +118,9 @@ class Part:
     works_alone: ClassVar[bool] = False
     """Whether the server has work of its own to do, in `before_round` or `refine`."""
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
     @property
     def reads_displacement(self) -> bool:
         """Whether it takes the mean displacement, divided by the step sizes, for a mean direction."""
