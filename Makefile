@@ -2,14 +2,18 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint format docs clean
+.PHONY: demo test deployment lint format docs clean
 
 demo: .venv/installed
 	$(BIN)/flatfed demo
 
-# A file of tests per core at a time: the deployment mostly waits.
+# A file of tests per core at a time.
 test: lint
 	$(BIN)/pytest --numprocesses auto --dist loadfile
+
+# A real Flower federation on this machine: certificates, registered keys, separate processes.
+deployment: .venv/installed
+	FLATFED_DEPLOYMENT=1 $(BIN)/pytest tests/flower/test_deployment.py
 
 lint: .venv/installed
 	$(BIN)/ruff check
