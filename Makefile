@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test deployment lint format docs clean
+.PHONY: demo test lint format docs clean
 
 demo: .venv/installed
 	$(BIN)/flatfed demo
@@ -10,10 +10,6 @@ demo: .venv/installed
 # A file of tests per core at a time.
 test: lint
 	$(BIN)/pytest --numprocesses auto --dist loadfile
-
-# A real Flower federation on this machine: certificates, registered keys, separate processes.
-deployment: .venv/installed
-	FLATFED_DEPLOYMENT=1 $(BIN)/pytest tests/flower/test_deployment.py
 
 lint: .venv/installed
 	$(BIN)/ruff check

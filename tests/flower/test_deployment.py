@@ -29,8 +29,6 @@ from flatfed.data.datasets.digits import load_digits_tensors
 from flatfed.experiments.config import Config
 
 pytest.importorskip("flwr", reason="needs the extra flower: pip install 'flatfed[flower]'")
-if not os.environ.get("FLATFED_DEPLOYMENT"):
-    pytest.skip("takes eight minutes; `make deployment` runs it", allow_module_level=True)
 for program in ("openssl", "ssh-keygen", "bash"):
     if shutil.which(program) is None:
         pytest.skip(f"needs {program}", allow_module_level=True)

@@ -24,7 +24,7 @@ def curves(folder: Path) -> dict[str, dict[int, float]]:
 
 
 def progress(number: int, value: float) -> ff.Progress:
-    return ff.Progress(number, {}, {"round": number, "test_accuracy": value, "update_norm": 1.0}, [0])
+    return ff.Progress(number, {}, {}, {"round": number, "test_accuracy": value, "update_norm": 1.0}, [0])
 
 
 def test_every_number_of_the_history_is_written(tmp_path):
