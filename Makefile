@@ -9,7 +9,7 @@ demo: .venv/installed
 
 # A file of tests per core at a time.
 test: lint
-	$(BIN)/pytest --numprocesses auto --dist loadfile
+	$(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 lint: .venv/installed
 	$(BIN)/ruff check

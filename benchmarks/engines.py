@@ -1,0 +1,168 @@
+"""What a round costs on Ray and on Flower, beside the local engine's, for an MLP and a CNN.
+
+    python benchmarks/engines.py [--rounds 10] [--repeats 3] [--tasks mlp cnn] [--no-deployment]
+
+The work is that of benchmarks/peers: FedAvg, 10 of 100 clients. Ray has a cluster of this machine with a
+worker per core. Flower is measured twice: in one process with one worker, which shows what messages, their
+checks and the files on the sites' disks cost; and as a real deployment of four sites with TLS, where starting
+a process for every message and polling for it cost most. Nothing else should run on the machine meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE / "peers"), str(HERE.parent / "tests")]
+from deployment import SITES, Federation, deployed
+from fake_grid import FakeGrid
+from work import CLIENTS, PARTICIPANTS, RATE, TASKS, WARM_UP, Stopwatch
+from work import Task as Work
+
+import flatfed as ff
+from flatfed.engines.flower import FederationSettings, Task, client_app
+from flatfed.engines.flower.server import serve
+
+MODELS = {
+    "mlp": ('name = "mlp"\nhidden = [200]', [784]),
+    "cnn": ('name = "feddyn_cnn"', [3, 32, 32]),
+}
+"""The same models by their names in configuration files, and the shape of a sample."""
+DATA = """
+import torch
+
+def load(context):
+    site = int(str(context.node_config["name"]).removeprefix("site-"))
+    generator = torch.Generator().manual_seed(site)
+    inputs = torch.randn({batch}, *{shape}, generator=generator)
+    return inputs, torch.randint(10, ({batch},), generator=generator)
+
+test = None
+"""
+
+
+def training(task: Work, rounds: int, **more: Any) -> dict[str, Any]:
+    common = {"local_steps": task.steps, "batch_size": task.batch, "lr": RATE, "path": "client"}
+    return {"rounds": rounds + WARM_UP, "participants": PARTICIPANTS, **common, **more}
+
+
+def on(engine: str, task: Work, rounds: int, **more: Any) -> list[float]:
+    """Seconds of the rounds on the local engine or on Ray."""
+    watch = Stopwatch()
+    federation = ff.Federation.from_tensors([task.client(number) for number in range(CLIENTS)])
+    ff.train(
+        task.model(),
+        federation,
+        ff.fedavg(),
+        engine=engine,
+        callbacks=[lambda progress: watch.tick()],
+        **training(task, rounds, **more),
+    )
+    return watch.seconds
+
+
+def in_process(task: Work, rounds: int) -> list[float]:
+    """Seconds of the rounds through the real ServerApp and ClientApp, without processes and network."""
+    watch = Stopwatch()
+
+    def load(context: Any) -> Any:
+        return task.client(int(context.node_config["name"]))
+
+    app_task = Task(
+        task.model,
+        ff.fedavg(),
+        ff.Settings(**training(task, rounds)),
+        FederationSettings(clients=[str(number) for number in range(CLIENTS)]),
+        metrics={},
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        nodes = {
+            str(number): {"name": str(number), "state": f"{folder}/site-{number}"}
+            for number in range(CLIENTS)
+        }
+        grid = FakeGrid(client_app(app_task, load), nodes)
+        serve(app_task, grid, Path(folder) / "run", None, [lambda progress: watch.tick()])
+    return watch.seconds
+
+
+def in_deployment(federation: Federation, name: str, task: Work, rounds: int) -> list[float]:
+    """Seconds between the rounds of a real run, whose first ones load everything."""
+    model, shape = MODELS[name]
+    settings = training(task, rounds)
+    del settings["participants"], settings["path"]
+    table = "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
+    app = federation.folder / "my-federation" / "my_federation"
+    (app / "federation.toml").write_text(
+        f"[model]\n{model}\n[algorithm]\nname = 'fedavg'\n[training]\n{table}"
+        f"[federation]\nclients = {len(SITES)}\nminimum_clients = {len(SITES)}\nclasses = 10\n"
+        f"input_shape = {shape}\n"
+    )
+    (app / "data.py").write_text(DATA.format(batch=task.batch, shape=shape))
+    lines = federation.finished(federation.run(name))
+    return [line["seconds"] for line in lines][WARM_UP:]
+
+
+def measure(tasks: list[str], rounds: int, repeats: int) -> dict[tuple[str, str], list[float]]:
+    found: dict[tuple[str, str], list[float]] = {}
+    ways: dict[str, Callable[[Work], list[float]]] = {
+        "local": lambda task: on("local", task, rounds),
+        "Ray": lambda task: on("ray", task, rounds),
+        "local, one worker": lambda task: on("local", task, rounds, workers=1),
+        "Flower, one process": lambda task: in_process(task, rounds),
+        "local, four clients": lambda task: on("local", task, rounds, participants=len(SITES)),
+    }
+    turns = list(itertools.product(range(repeats), tasks, ways))
+    for _, name, way in track(turns, "engines in turn", console=Console(stderr=True)):
+        found.setdefault((name, way), []).extend(ways[way](TASKS[name]))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--tasks", nargs="+", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--deployed-rounds", type=int, default=5)
+    parser.add_argument("--no-deployment", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    found = measure(options.tasks, options.rounds, options.repeats)
+    if not options.no_deployment:
+        with tempfile.TemporaryDirectory() as folder, deployed(Path(folder)) as federation:
+            for name in track(options.tasks, "deployment", console=Console(stderr=True)):
+                seconds = in_deployment(federation, name, TASKS[name], options.deployed_rounds)
+                found[name, "Flower, deployed"] = seconds
+    pairs = {
+        "Ray": "local",
+        "Flower, one process": "local, one worker",
+        "Flower, deployed": "local, four clients",
+    }
+    table = Table(title="median ms a round", title_justify="left")
+    for header in ("", "engine", "its round", "beside", "its round", "more", "ratio"):
+        table.add_column(header, justify="right" if header in {"its round", "more", "ratio"} else "left")
+    for name, (engine, beside) in itertools.product(options.tasks, pairs.items()):
+        if (name, engine) in found:
+            ours, theirs = (1000 * statistics.median(found[name, each]) for each in (engine, beside))
+            more, ratio = f"{ours - theirs:+.1f}", f"{ours / theirs:.2f}"
+            table.add_row(name, engine, f"{ours:.1f}", beside, f"{theirs:.1f}", more, ratio)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    began = time.monotonic()
+    main()
+    Console(stderr=True).print(f"{time.monotonic() - began:.0f} s")

@@ -1,0 +1,63 @@
+"""How fast the engine is here: bench."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+import typer
+from rich.table import Table
+
+from flatfed.cli.terminal import app, command_of, console, round_progress
+from flatfed.core.errors import FlatfedError
+from flatfed.engines.local import available_cores
+from flatfed.experiments.bench import CLIENTS, PARTICIPANTS, WARM_UP, WORKLOADS, Measured, measure
+
+command = command_of(app, "nothing is kept")
+
+
+@command
+def bench(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[MODEL]…", help="Only these, e.g. MLP or LeNet-5.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each.")] = 5,
+) -> None:
+    """Measure rounds of five models on this machine, beside a loop written by hand; says what was chosen."""
+    known = {name.lower(): name for name in WORKLOADS}
+    for name in names or []:
+        if name.lower() not in known:
+            raise FlatfedError(f"unknown model {name!r}; choose from {', '.join(WORKLOADS)}")
+    chosen = [known[name.lower()] for name in names or known]
+    threads = torch.get_num_threads()
+    measured: dict[str, Measured] = {}
+    with round_progress() as progress:
+        task = progress.add_task("bench", total=len(chosen) * (rounds + WARM_UP), unit="rounds", note="")
+        for name in chosen:
+            progress.update(task, note=name)
+            measured[name] = measure(WORKLOADS[name], rounds, lambda: progress.advance(task))
+    table = Table(
+        title=f"FedAvg, {PARTICIPANTS} of {CLIENTS} clients, ms of the best round", title_justify="left"
+    )
+    for header in ("model", "parameters", "flatfed", "loop", "faster", "path, and why"):
+        table.add_column(header, justify="left" if header in {"model", "path, and why"} else "right")
+    for name, found in measured.items():
+        table.add_row(
+            name,
+            f"{found.parameters:,}",
+            f"{1000 * found.seconds:.1f}",
+            f"{1000 * found.loop_seconds:.1f}",
+            f"{found.loop_seconds / found.seconds:.2f} x",
+            f"{found.path}: {found.reason}",
+        )
+    console.print(table)
+    console.print(
+        f"flatfed: {available_cores()} workers with one thread each. loop: one client after the other with "
+        f"torch.optim.SGD, {threads} threads in torch's operations. torch {torch.__version__}."
+    )
+    for name, found in measured.items():
+        if abs(found.loss - found.loop_loss) > 1e-3:
+            raise FlatfedError(
+                f"{name}: flatfed ended with a loss of {found.loss:.5f} and the loop with "
+                f"{found.loop_loss:.5f}; they should agree, please report this"
+            )
