@@ -25,6 +25,7 @@ from flatfed.algorithms import ALGORITHMS
 from flatfed.report import write_report
 
 METHODS, ROUNDS, SEEDS = 10, 1000, 3
+PATIENCE = 60.0
 FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -45,8 +46,11 @@ def seconds_to(page: Path, folder: Path) -> tuple[float, float]:
         began = time.perf_counter()
         browser.get(page.as_uri())
         text = time.perf_counter() - began
+        # Pictures are drawn when they are scrolled to.
+        scroll = "document.querySelector('[data-figure]')?.scrollIntoView({behavior: 'instant'})"
+        browser.execute_script(scroll)
         drawn = "return !document.querySelector('[data-figure]') || !!document.querySelector('.main-svg')"
-        while not browser.execute_script(drawn):
+        while not browser.execute_script(drawn) and time.perf_counter() - began < PATIENCE:
             time.sleep(0.02)
         return text, time.perf_counter() - began
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flatfed.algorithms import fedavg
+from flatfed.algorithms.fedavg import fedavg
 from flatfed.core.sampling import cohort
 from flatfed.core.settings import Settings
 from flatfed.data.federation import Federation, Samples
