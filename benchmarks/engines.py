@@ -26,8 +26,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE / "peers"), str(HERE.parent / "tests")]
+sys.path.insert(0, str(Path(__file__).parent / "peers"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from deployment import SITES, Federation, deployed
 from fake_grid import FakeGrid
 from work import CLIENTS, PARTICIPANTS, RATE, TASKS, WARM_UP, Stopwatch

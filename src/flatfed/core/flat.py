@@ -56,6 +56,7 @@ class Layout:
         self.sizes = [entry.size for entry in entries]
         self.size = start
         self.dtype = dtypes.pop()
+        self.channels_last = any(entry.channels_last for entry in entries)
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
         """The named parameters as views of a flat vector [P]."""

@@ -64,7 +64,7 @@ def client_round(
     carry = gradient_rule.begin(context)
     carries = [correction.begin(context) for correction in corrections]
     decay_first = any(correction.decays_gradient for correction in corrections)
-    drift: list[Tensor] = []
+    moved, drift = torch.empty_like(point), []
 
     for rate, oracle in zip(context.rates, oracles, strict=True):
         direction, carry = gradient_rule.gradient(point, oracle, context, carry)
@@ -79,9 +79,9 @@ def client_round(
         if rule.weight_decay and not decay_first:
             direction = direction.add(point, alpha=rule.weight_decay)
         point.sub_(direction, alpha=rate)
-        drift.append(torch.linalg.vector_norm(point - context.origin, dim=-1).square())
+        torch.sub(point, context.origin, out=moved)
+        drift.append(torch.linalg.vector_norm(moved, dim=-1).square())
 
-    moved = point - context.origin
     client: dict[str, Tensor] = {}
     upload = {"displacement": moved}
     for part, remembered in zip(algorithm.client_parts, (carry, *carries), strict=True):

@@ -32,18 +32,28 @@ class ClientData(NamedTuple):
         return len(self.inputs if self.rows is None else self.rows)
 
     def batch(self, positions: Tensor) -> Samples:
-        rows = positions if self.rows is None else self.rows[positions]
-        return self.inputs[rows], self.targets[rows]
+        rows = positions if self.rows is None else self.rows.index_select(0, positions)
+        return _chosen(self.inputs, rows), _chosen(self.targets, rows)
+
+
+def _chosen(samples: Tensor, rows: Tensor) -> Tensor:
+    """Some samples. Whole ones are copied, where indexing with brackets would go number by number."""
+    if samples.dim() == 4 and samples.is_contiguous(memory_format=torch.channels_last):
+        return samples.permute(0, 2, 3, 1).index_select(0, rows).permute(0, 3, 1, 2)
+    return samples.index_select(0, rows)
 
 
 def stacked_batch(clients: Sequence[ClientData], positions: Sequence[Tensor]) -> Samples:
     """Batches of equal shape, one a client, as [C, B, …]; one gather when the samples are pooled."""
     first = clients[0]
     if first.rows is not None and all(client.inputs is first.inputs for client in clients):
-        rows = torch.stack(
+        rows = torch.cat(
             [client.rows[chosen] for client, chosen in zip(clients, positions, strict=True)]  # type: ignore[index]
         )
-        return first.inputs[rows], first.targets[rows]
+        shape = len(clients), len(positions[0])
+        return _chosen(first.inputs, rows).unflatten(0, shape), _chosen(first.targets, rows).unflatten(
+            0, shape
+        )
     batches = [client.batch(chosen) for client, chosen in zip(clients, positions, strict=True)]
     return torch.stack([inputs for inputs, _ in batches]), torch.stack([targets for _, targets in batches])
 

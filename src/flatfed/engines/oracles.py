@@ -26,7 +26,25 @@ UNEXPECTED_DRAWS = (
 )
 
 
-class ModuleOracle:
+class _Oracle:
+    """The loss of the first evaluation, and how many there were."""
+
+    def __init__(self) -> None:
+        self._loss: Tensor | None = None
+        self.evaluations = 0
+
+    @property
+    def loss(self) -> Tensor:
+        assert self._loss is not None, "no gradient has been asked for"
+        return self._loss
+
+    def _keep(self, loss: Tensor) -> None:
+        self.evaluations += 1
+        if self._loss is None:
+            self._loss = loss.detach()
+
+
+class ModuleOracle(_Oracle):
     """One client's batch, evaluated by a module whose parameters are bound to the point."""
 
     def __init__(
@@ -37,11 +55,10 @@ class ModuleOracle:
         random_key: int | None,
         moves_buffers: bool = True,
     ) -> None:
+        super().__init__()
         self.bound, self.loss_function = bound, loss
         self.inputs, self.targets = batch
         self.random_key, self.moves_buffers = random_key, moves_buffers
-        self.loss: Tensor | None = None
-        self.evaluations = 0
 
     def __call__(self, point: Tensor) -> Tensor:
         return self._gradients(point, self.inputs, ())[0]
@@ -65,9 +82,8 @@ class ModuleOracle:
         self, point: Tensor, inputs: Tensor, more: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         bound = self.bound
-        self.evaluations += 1
         bound.bind(point)
-        first = self.loss is None
+        first = self.evaluations == 0
         moves = (first and self.moves_buffers) or not bound.buffers
         kept = None if moves else buffers_of(bound.module)
         with torch.enable_grad(), routed(self._generator()):
@@ -77,8 +93,7 @@ class ModuleOracle:
             )
         if kept is not None:
             load_buffers(bound.module, kept)
-        if first:
-            self.loss = loss.detach()
+        self._keep(loss)
         own = len(bound.parameters)
         return bound.layout.pack(gradients[:own]), gradients[own:]
 
@@ -128,13 +143,12 @@ def _no_draws() -> Iterator[None]:
         raise FlatfedError(UNEXPECTED_DRAWS) from None
 
 
-class MatrixOracle:
+class MatrixOracle(_Oracle):
     """The batches of a chunk of clients, inputs [C, B, …]."""
 
     def __init__(self, gradients: MatrixGradients, inputs: Tensor, targets: Tensor) -> None:
+        super().__init__()
         self.gradients, self.inputs, self.targets = gradients, inputs, targets
-        self.loss: Tensor | None = None
-        self.evaluations = 0
 
     def __call__(self, point: Tensor) -> Tensor:
         with _no_draws():
@@ -158,8 +172,3 @@ class MatrixOracle:
             slopes, loss = self.gradients.shifted(shift)(point, parameters, self.inputs, self.targets)
         self._keep(loss)
         return slopes
-
-    def _keep(self, loss: Tensor) -> None:
-        self.evaluations += 1
-        if self.loss is None:
-            self.loss = loss

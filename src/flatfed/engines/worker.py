@@ -26,6 +26,8 @@ from flatfed.data.federation import ClientData, Federation, Samples, stacked_bat
 from flatfed.engines.oracles import UNEXPECTED_DRAWS, MatrixGradients, MatrixOracle, ModuleOracle
 
 FULL_GRADIENT_SLICE = 512
+STAGED_BYTES = 8 * 2**20
+"""Clients with more data than that are not copied for a round."""
 
 Metric = Callable[[Tensor, Tensor], Tensor]
 
@@ -289,13 +291,15 @@ class Worker:
         bound.module.train()
         data = self.federation.client(client)
         positions = batches(plan.settings, len(data), round_number, client)
-        oracles: list[ModuleOracle] = []
+        data, ready = self._staged(data, sum(len(chosen) for chosen in positions))
+        losses: list[Tensor] = []
+        evaluations = self._full_passes(len(data))
 
         def oracle(chosen: Tensor, purpose: str, step: int) -> ModuleOracle:
             inputs, targets = data.batch(chosen.to(plan.device))
-            if purpose == "step":
+            if not ready and purpose == "step":
                 inputs = self._augmented(inputs, round_number, client, step)
-            else:
+            elif not ready:
                 inputs = self.federation.transform.evaluate(inputs)
             key = None
             if plan.draws_random_numbers:
@@ -303,9 +307,13 @@ class Worker:
             return ModuleOracle(bound, plan.loss, (inputs, targets), key, moves_buffers=purpose == "step")
 
         def each_step() -> Iterator[ModuleOracle]:
+            nonlocal evaluations
             for step, chosen in enumerate(positions):
-                oracles.append(oracle(chosen, "step", step))
-                yield oracles[-1]
+                current = oracle(chosen, "step", step)
+                yield current
+                # Not the oracle, whose batch the next one's can now overwrite.
+                losses.append(current.loss)
+                evaluations += current.evaluations
 
         def full_gradient() -> Tensor:
             return _full_gradient(model, len(data), lambda step, chosen: oracle(chosen, "full", step))
@@ -317,8 +325,8 @@ class Worker:
             buffers=buffer_change(buffers, bound.buffers),
             samples=len(data),
             rate=context.total_rate,
-            loss=float(torch.stack([each.loss for each in oracles]).mean()),  # type: ignore[misc]
-            evaluations=sum(each.evaluations for each in oracles) + self._full_passes(len(data)),
+            loss=float(torch.stack(losses).mean()),
+            evaluations=evaluations,
         )
 
     def _train_matrix(
@@ -331,9 +339,11 @@ class Worker:
             for own, client in zip(data, members, strict=True)
         ]
         steps = len(positions[0])
-        oracles: list[MatrixOracle] = []
+        losses: list[Tensor] = []
+        evaluations = 0
 
         def each_step() -> Iterator[MatrixOracle]:
+            nonlocal evaluations
             for step in range(steps):
                 inputs, targets = self._stacked(data, [own[step] for own in positions])
                 if self.federation.transform.draws:
@@ -345,8 +355,10 @@ class Worker:
                     )
                 else:
                     seen = self._evaluated(inputs)
-                oracles.append(MatrixOracle(self.matrix, seen, targets))
-                yield oracles[-1]
+                current = MatrixOracle(self.matrix, seen, targets)
+                yield current
+                losses.append(current.loss)
+                evaluations += current.evaluations
 
         def full_gradient_of(own: ClientData) -> Tensor:
             def oracle(_: int, chosen: Tensor) -> MatrixOracle:
@@ -369,7 +381,6 @@ class Worker:
         upload, memories, bytes_up = self._send(result.upload, states, round_number, members)
         by_samples = plan.settings.weighting == "samples"
         weights = model.new_tensor([plan.weight(len(own)) for own in data])  # [C]
-        losses = torch.stack([each.loss for each in oracles])  # type: ignore[misc]  # [K, C]
 
         def summed(vectors: State) -> dict[str, Tensor]:
             return {
@@ -383,9 +394,8 @@ class Worker:
             upload=summed(upload),
             moved=summed(self._moved(result)),
             rate=float(weights.sum()) * context.total_rate,
-            loss=float((weights * losses.mean(0)).sum()),
-            evaluations=sum(each.evaluations for each in oracles) * len(members)
-            + sum(self._full_passes(len(own)) for own in data),
+            loss=float((weights * torch.stack(losses).mean(0)).sum()),  # of [K, C]
+            evaluations=evaluations * len(members) + sum(self._full_passes(len(own)) for own in data),
             bytes_up=bytes_up,
             drift=float((weights * result.drift.mean(0)).sum()),
             squared=float((weights * result.drift[-1]).sum()),
@@ -418,6 +428,22 @@ class Worker:
         seen = {name: torch.stack([each.decoded[name] for each in sent]) for name in upload}
         size = sum(len(payload) for each in sent for payload in each.payloads.values())
         return seen, [each.memory for each in sent], size
+
+    def _staged(self, data: ClientData, wanted: int) -> tuple[ClientData, bool]:
+        """A client's samples in one block if its steps want each of them, and whether as the model sees them.
+
+        What is done to a sample whenever it is seen is then done once.
+        """
+        samples = len(data)
+        if wanted < samples or data.inputs[:1].nbytes * samples > STAGED_BYTES:
+            return data, False
+        inputs, targets = data.batch(torch.arange(samples, device=data.inputs.device))
+        if self.federation.transform.draws:
+            return ClientData(inputs, targets), False
+        seen = self.federation.transform.evaluate(inputs)
+        if self.plan.layout.channels_last and seen.dim() == 4:
+            seen = seen.contiguous(memory_format=torch.channels_last)
+        return ClientData(seen, targets), True
 
     def _stacked(self, owners: Sequence[ClientData], chosen: Sequence[Tensor]) -> Samples:
         return stacked_batch(owners, [positions.to(self.plan.device) for positions in chosen])

@@ -133,7 +133,7 @@ def loop_rounds(model: nn.Module, clients: list[Samples], settings: Settings) ->
             for _ in range(settings.local_steps or 0):
                 optimizer.zero_grad()
                 with torch.enable_grad():
-                    F.cross_entropy(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
+                    F.cross_entropy(model(inputs), targets).backward()
                 optimizer.step()
             for whole, parameter in zip(total, parameters, strict=True):
                 whole.add_(parameter.detach())
