@@ -162,14 +162,14 @@ def depends_on_values(inputs: Tensor) -> Tensor:
 
 
 PATHS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str, str]] = {
-    "linear": (classifier, {}, "matrix", "at most 32768 parameters"),
+    "linear": (classifier, {}, "matrix", "at most 262144 parameters"),
     "constant buffers": (Constant, {}, "matrix", "all batches have one shape"),
     "epochs of equal clients": (classifier, {"local_epochs": 1, "local_steps": None}, "matrix", "one shape"),
     "large": (
-        lambda: classifier(nn.Linear(5, 6000), nn.ReLU(), features=6000),
+        lambda: classifier(nn.Linear(5, 40_000), nn.ReLU(), features=40_000),
         {},
         "client",
-        "more than 32768 parameters",
+        "more than 262144 parameters",
     ),
     "dropout": (lambda: classifier(nn.Dropout()), {}, "client", "draws random numbers"),
     "batch normalisation": (lambda: classifier(nn.BatchNorm1d(5)), {}, "client", "changes its buffers"),

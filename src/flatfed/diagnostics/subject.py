@@ -25,7 +25,7 @@ from flatfed.core.rounds import broadcast
 from flatfed.core.settings import Settings, SettingsOptions
 from flatfed.core.state import ClientStore, State, initial_state
 from flatfed.data.federation import Federation, Samples
-from flatfed.engines.local import MATRIX_CLIENTS, LocalEngine
+from flatfed.engines.local import LocalEngine
 from flatfed.engines.worker import Metric
 from flatfed.experiments.config import Config
 from flatfed.experiments.record import RunFolder, read_json
@@ -160,8 +160,6 @@ class Subject:
         `visit(members, k, points)` gets the models [C, P] of some clients after k steps, k = 0 … K; they are
         overwritten afterwards.
         """
-        # Client by client one at a time, so that the steps seen are all its own.
-        size = MATRIX_CLIENTS if self.engine.plan.path == "matrix" else 1
         members: list[int] = []
         step = 0
 
@@ -176,10 +174,13 @@ class Subject:
         engine = LocalEngine(self.engine.model, self.federation, watched, plan.loss, settings, {})
         received = self.received
         try:
-            for start in range(0, len(clients), size):
-                members, step = list(clients[start : start + size]), 0
+            # A chunk at a time, so that the steps seen are all its own.
+            seen = 0
+            for chunk in engine.chunks(clients):
+                members, step = list(chunk), 0
                 engine.train(received, self.buffers, self.clients, self.round, members)
-                tick((start + len(members)) / len(clients))
+                seen += len(members)
+                tick(seen / len(clients))
         finally:
             self.clients.discard()
             engine.close()

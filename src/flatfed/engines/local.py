@@ -34,7 +34,11 @@ from flatfed.engines.planning import make_plan
 from flatfed.engines.worker import Metric, OrderedSum, Piece, Totals, Worker, no_unexpected_draws
 
 MATRIX_CLIENTS = 64
-"""Clients in one chunk of the matrix path."""
+"""At most so many clients in one chunk of the matrix path,"""
+MATRIX_ENTRIES = 2**18
+"""and about so many numbers in its matrix: more would fall out of a core's cache,"""
+FEWEST_CLIENTS = 6
+"""but not fewer clients than that, or calls would cost more than what they compute."""
 EVALUATION_BATCH = 512
 
 Item = TypeVar("Item")
@@ -110,12 +114,19 @@ class LocalEngine:
         clients: Sequence[int],
     ) -> Totals:
         """The participants' weighted mean uploads; their new vectors are staged in the store."""
-        size = MATRIX_CLIENTS if self.plan.path == "matrix" else 1
-        chunks = [clients[start : start + size] for start in range(0, len(clients), size)]
         total = OrderedSum()
-        for piece in self._pieces(received, buffers, store, round_number, chunks):
+        for piece in self._pieces(received, buffers, store, round_number, self.chunks(clients)):
             total.add(piece)
         return total.total().mean()
+
+    def chunks(self, clients: Sequence[int]) -> list[Sequence[int]]:
+        """Clients that are trained together, in chunks as equal as they can be; a chunk stays one."""
+        size = 1
+        if self.plan.path == "matrix":
+            size = min(MATRIX_CLIENTS, max(FEWEST_CLIENTS, MATRIX_ENTRIES // self.plan.layout.size))
+        count = -(-len(clients) // size)
+        bounds = [len(clients) * number // count for number in range(count + 1)]
+        return [clients[start:end] for start, end in itertools.pairwise(bounds)]
 
     def _pieces(
         self,

@@ -19,7 +19,7 @@ from flatfed.data.federation import Federation, PooledFederation
 from flatfed.engines.oracles import MatrixGradients
 from flatfed.engines.worker import Metric, Plan
 
-MATRIX_PARAMETERS = 32_768
+MATRIX_PARAMETERS = 2**18
 """Larger models keep a core busy by themselves, and a matrix of them falls out of the cache."""
 _CLIENT_BY_CLIENT = (nn.modules.conv._ConvNd, nn.RNNBase, nn.Embedding, nn.EmbeddingBag)
 
