@@ -1,10 +1,10 @@
-"""Curves of several runs as one SVG, with a logarithmic scale.
+"""Curves of several runs as one SVG: accuracies on a linear scale, everything else on a logarithmic one.
 
     python docs/results/draw.py OUT.svg TITLE MEASURE RUN=LABEL [RUN=LABEL …]
 
-MEASURE is a field of the runs' history, for instance flatness_distance (a running mean over ten rounds, with
-the single rounds behind it), or global_stability, what `flatfed diagnose RUN global_stability` wrote (the
-largest of the replacements, with all of them behind it).
+MEASURE is a field of the runs' history, for instance test_accuracy, or flatness_distance (a running mean over
+ten rounds, with the single rounds behind it), or global_stability, what `flatfed diagnose RUN
+global_stability` wrote (the largest of the replacements, with all of them behind it).
 """
 
 from __future__ import annotations
@@ -23,6 +23,22 @@ WINDOW = 10
 Points = list[tuple[float, float]]
 
 
+def is_accuracy(measure: str) -> bool:
+    return measure.endswith("accuracy")
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Round numbers between two values."""
+    size = next(size for size in (1, 2, 5, 10, 20) if (high - low) / size <= 9)
+    return [float(size * number) for number in range(math.ceil(low / size), math.floor(high / size) + 1)]
+
+
+def decades(low: float, high: float) -> list[float]:
+    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    values = [digit * 10.0**exponent for exponent in exponents for digit in (1, 2, 5)]
+    return [value for value in values if low <= value <= high]
+
+
 def curves(run: Path, measure: str) -> tuple[Points, list[Points]]:
     """A run's main curve and the thin ones behind it."""
     if measure == "global_stability":
@@ -32,6 +48,8 @@ def curves(run: Path, measure: str) -> tuple[Points, list[Points]]:
         return list(zip(rounds, found["discrepancy"], strict=True)), each
     lines = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
     points = [(line["round"], line[measure]) for line in lines if measure in line]
+    if is_accuracy(measure):
+        return [(x, 100 * y) for x, y in points], []
     recent = [points[max(0, end - WINDOW) : end] for end in range(1, len(points) + 1)]
     return [(some[-1][0], sum(y for _, y in some) / len(some)) for some in recent], [points]
 
@@ -39,12 +57,14 @@ def curves(run: Path, measure: str) -> tuple[Points, list[Points]]:
 def picture(title: str, measure: str, runs: list[tuple[str, Path]]) -> str:
     drawn = [(label, *curves(run, measure)) for label, run in runs]
     positive = [y for _, main, thin in drawn for line in [main, *thin] for _, y in line if y > 0]
-    low, high = math.log10(min(positive)), math.log10(max(positive))
+    linear = is_accuracy(measure)
+    scale = float if linear else math.log10
+    low, high = scale(min(positive)), scale(max(positive))
     last = max(x for _, main, _ in drawn for x, _ in main)
 
     def place(point: tuple[float, float]) -> str:
         across = LEFT + (WIDTH - LEFT - RIGHT) * point[0] / last
-        share = (math.log10(point[1]) - low) / ((high - low) or 1)
+        share = (scale(point[1]) - low) / ((high - low) or 1)
         return f"{across:.1f},{HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share:.1f}"
 
     def path(points: Points, style: str) -> str:
@@ -57,13 +77,10 @@ def picture(title: str, measure: str, runs: list[tuple[str, Path]]) -> str:
         f"<text x='{LEFT}' y='28' font-size='15' font-weight='bold'>{escape(title)}</text>",
     ]
     bottom = HEIGHT - BOTTOM
-    for exponent in range(math.floor(low), math.ceil(high) + 1):
-        for digit in (1, 2, 5):
-            value = digit * 10.0**exponent
-            if low <= math.log10(value) <= high:
-                _, y = place((0, value)).split(",")
-                parts.append(f"<path d='M{LEFT} {y}H{WIDTH - RIGHT}' stroke='#e4e4e4'/>")
-                parts.append(f"<text x='{LEFT - 8}' y='{float(y) + 4}' text-anchor='end'>{value:g}</text>")
+    for value in (ticks if linear else decades)(min(positive), max(positive)):
+        _, y = place((0, value)).split(",")
+        parts.append(f"<path d='M{LEFT} {y}H{WIDTH - RIGHT}' stroke='#e4e4e4'/>")
+        parts.append(f"<text x='{LEFT - 8}' y='{float(y) + 4}' text-anchor='end'>{value:g}</text>")
     for share in range(5):
         at = LEFT + (WIDTH - LEFT - RIGHT) * share / 4
         parts.append(f"<path d='M{at} {bottom}v5' stroke='#666'/>")
