@@ -4,7 +4,7 @@
 
 The work is that of benchmarks/peers: FedAvg, 10 of 100 clients. Ray has a cluster of this machine with a
 worker per core. Flower is measured twice: in one process with one worker, which shows what messages, their
-checks and a new engine for every message cost; and as a real deployment of four sites with TLS, where starting
+checks and a new engine for each cost; and as a real deployment of four sites with TLS, where starting
 processes for every message and polling for it cost most. Nothing else should run on the machine meanwhile.
 """
 
