@@ -13,10 +13,12 @@ from typer.testing import CliRunner
 
 import flatfed as ff
 from flatfed.cli import app
+from flatfed.cli.diagnose import summary
 from flatfed.core.errors import FlatfedError
 from flatfed.diagnostics import CHEAP, DIAGNOSTICS, diagnose
 from flatfed.diagnostics.folder import options_of, plain
 from flatfed.experiments.config import Config
+from flatfed.report.read import read_run
 
 SMALL = {
     "data": {"dataset": "digits", "clients": 6},
@@ -72,15 +74,13 @@ def test_every_diagnostic_writes_its_file_in_the_agreed_shape(folder, made):
         "generalization": {"train", "test", "unseen_clients", "gap"},
         "clients": {"accuracy", "mean", "deviation", "binomial_floor", "samples"},
         "perturbation": {"clients", "cosine"},
-        "theory": {"constants", "bounds", "measured"},
+        "theory": {"constants", "bounds"},
     }
     assert {name: set(result) for name, result in results.items()} == shapes
     # Both ends of the line are the same model.
     assert results["line"]["train_loss"] == pytest.approx([results["line"]["train_loss"][0]] * 3)
-    assert results["theory"]["measured"] == {
-        "x": results["global_stability"]["rounds"],
-        "y": results["global_stability"]["discrepancy"],
-    }
+    # Both take the same bound, and only one of them measures.
+    assert results["theory"]["bounds"]["stability"]["y"] == results["global_stability"]["bound"]
     per_client = json.loads((folder / "clients.json").read_text())
     assert results["clients"]["accuracy"] == pytest.approx(
         [each["accuracy"] for each in per_client["clients"]]
@@ -167,6 +167,79 @@ def test_a_run_from_python_is_sent_to_the_python_functions(tmp_path):
     code, output = command(folder)
     assert code == 2
     assert "flatfed.diagnostics.examine(model, federation, run=run)" in output
+    assert f"flatfed.diagnostics.diagnose({str(folder)!r}, subject=subject)" in output
+
+
+def test_a_run_from_python_is_examined_into_its_folder(tmp_path):
+    folder = tmp_path / "mine"
+
+    def trained(rounds: int) -> ff.Run:
+        return ff.train(network(), federation(), ff.fedavg(), rounds=rounds, folder=folder)
+
+    run = trained(1)
+    with ff.diagnostics.examine(network(), federation(), run=run) as subject:
+        diagnose(str(folder), ["drift"], {"clients": 2}, subject=subject)
+        direct = ff.diagnostics.drift(subject, clients=2)
+    record = read_run(folder)
+    assert record.diagnostics["drift"]["result"] == direct and record.notes == ()
+    run = trained(2)
+    with ff.diagnostics.examine(network(), federation(), run=run) as subject:
+        assert diagnose(folder, ["drift"], subject=subject)["drift"]["round"] == 2
+    # Neither another state nor another run gets into the folder.
+    trained(3)
+    for data in (federation(), federation(5)):
+        with (
+            ff.diagnostics.examine(network(), data, run=run) as subject,
+            pytest.raises(FlatfedError, match="another run or state"),
+        ):
+            diagnose(folder, ["drift"], subject=subject)
+
+
+def made_run(folder: Path, **training: object) -> Path:
+    clients, hidden = training.pop("clients", 6), training.pop("hidden", 4)
+    config = Config.checked(
+        {
+            **SMALL,
+            "data": {**SMALL["data"], "clients": clients},
+            "model": {"name": "mlp", "hidden": [hidden]},
+            "training": {**SMALL["training"], "participants": 1, **training},
+        }
+    )
+    config.run(config.make_federation(), folder)
+    return folder
+
+
+def test_what_fails_does_not_keep_the_rest_from_being_measured(tmp_path):
+    folder = made_run(tmp_path / "one", clients=1)
+    code, output = command(folder, "plane", "global_stability", "drift")
+    assert code == 2
+    assert "error: plane: it takes at least two clients" in output
+    assert "error: global_stability: it takes at least two clients" in output
+    assert "flatness distance" in output and (folder / "diagnostics" / "drift.json").exists()
+
+
+def test_a_diverged_run_is_examined_without_tracebacks(tmp_path):
+    folder = tmp_path / "wild"
+    with pytest.raises(ff.DivergedError):
+        made_run(folder, lr=1e12, hidden=64)
+    assert read_run(folder).state == "diverged"
+    options = [f"{key}={value}" for key, value in QUICK.items()]
+    code, output = command(folder, "all", *(part for each in options for part in ("--set", each)))
+    assert code in {0, 2} and "Traceback" not in output
+    assert {"sharpness", "surface", "drift"} <= {path.stem for path in (folder / "diagnostics").iterdir()}
+    begun = tmp_path / "begun"
+    with pytest.raises(ff.DivergedError):
+        made_run(begun, lr=1e12, hidden=64, local_steps=5)
+    code, output = command(begun)
+    assert code == 2 and "round 1: " in output and "lower lr" in output and "resume" not in output
+
+
+def test_summaries_say_when_nothing_is_finite():
+    nothing = {"train": [[None]], "loss": [[None]], "train_loss": [None], "global": None, "cosine": {}}
+    nothing["clients"] = [{"sharpness": None}]
+    for name in ("surface", "plane", "line", "sharpness"):
+        assert "–" in summary(name, nothing)
+    assert summary("perturbation", nothing) == "no estimate"
 
 
 @pytest.mark.parametrize(
@@ -180,7 +253,7 @@ def test_a_run_from_python_is_sent_to_the_python_functions(tmp_path):
         (["surface", "--set", "dimensions=3"], "dimensions = 3: input should be 1 or 2"),
         (["surface", "--set", "points=all"], "points = None: input should be a valid integer"),
         (["line"], "line: needs the other run's folder"),
-        (["line", "--set", "other=nowhere"], "nowhere: no such run folder"),
+        (["line", "--set", "other=nowhere"], "line: "),
     ],
 )
 def test_bad_names_and_options_get_one_clear_line(folder, arguments, says):
@@ -194,6 +267,21 @@ def test_lines_join_only_equal_models(folder, tmp_path):
     config.run(config.make_federation(), tmp_path / "other")
     with pytest.raises(FlatfedError, match="only equal models can be joined"):
         diagnose(folder, ["line"], {"other": str(tmp_path / "other")})
+
+
+def test_a_line_is_measured_again_when_its_other_end_has_moved(folder, tmp_path, monkeypatch):
+    other = made_run(tmp_path / "other")
+    monkeypatch.chdir(tmp_path)
+    first = diagnose(
+        folder, ["line"], {"other": "other", **{key: QUICK[key] for key in ("points", "samples")}}
+    )
+    same = {"other": str(other), **{key: QUICK[key] for key in ("points", "samples")}}
+    monkeypatch.chdir(folder)
+    assert diagnose(folder, ["line"], same) == first
+    made_run(other, rounds=5)
+    again = diagnose(folder, ["line"], same)
+    assert again["line"]["other"]["round"] == 5
+    assert again["line"]["result"]["train_loss"][-1] != first["line"]["result"]["train_loss"][-1]
 
 
 def test_numbers_that_are_not_finite_become_null():

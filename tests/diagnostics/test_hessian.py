@@ -95,6 +95,19 @@ def test_the_largest_eigenvalue_is_not_the_largest_magnitude(size):
     assert np.allclose(found, sorted(values)[::-1][:2], rtol=1e-3)
 
 
+@pytest.mark.parametrize("size", [20, 100])
+def test_more_eigenvalues_than_there_are_can_be_asked_for(size):
+    values = np.linspace(1, 2, size)
+    matrix = symmetric(values)
+    found = top_eigenvalues(lambda vector: matrix @ vector, size, size + 1)
+    assert len(found) >= size - 1
+    assert np.allclose(found, values[::-1][: len(found)], rtol=1e-3)
+
+
+def test_a_large_operator_may_be_zero():
+    assert top_eigenvalues(np.zeros_like, 100, 3) == [0.0, 0.0, 0.0]
+
+
 def test_lanczos_finds_a_whole_spectrum_without_ghosts():
     values = np.array([-2.0, 0.5, 1.0, 4.0, 9.0])
     matrix = symmetric(values)

@@ -11,8 +11,13 @@ from problems import Quadratics, federation, gradient_of, network, run
 
 import flatfed as ff
 from flatfed.core.sampling import batches
-from flatfed.diagnostics import examine, theory
-from flatfed.diagnostics.theory import estimated_constants, fedswa_generalization_order, stability_bound
+from flatfed.diagnostics import examine, global_stability, theory
+from flatfed.diagnostics.theory import (
+    estimated_constants,
+    fedswa_generalization_order,
+    gradient_bound,
+    stability_bound,
+)
 
 
 def bound(algorithm: ff.Algorithm, rounds: int = 3, **options) -> list[float] | None:
@@ -121,4 +126,18 @@ def test_smoothness_is_the_largest_curvature_of_a_client():
         float(torch.linalg.eigvalsh(problem.curvatures).max())
     )
     assert set(found["bounds"]) == {"generalization (order of growth)"}
-    assert found["measured"] is None
+
+
+def test_unequal_clients_have_one_bound_in_both_diagnostics():
+    data = federation(unequal=True)
+    options = {"local_epochs": 1, "batch_size": 2, "rounds": 3}
+    with examine(network(), data, ff.fedavg(), **options) as subject:
+        bounds = theory(subject)["bounds"]["stability"]["y"]
+        assert bounds == global_stability(subject, replacements=1)["bound"]
+        sizes = [len(data.client(client)) for client in range(len(data))]
+        # The first client is not the largest, and the bound is that of the largest.
+        assert sizes[0] < max(sizes)
+        steps = len(batches(subject.settings, max(sizes), 0, 0))
+        assert bounds == stability_bound(
+            subject.algorithm, subject.settings, steps, gradient_bound(subject), rounds=3
+        )

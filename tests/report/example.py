@@ -77,9 +77,18 @@ def write_run(
     (folder / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if done == rounds:
         accuracies = np.random.default_rng(seed).beta(9, 2, 20).tolist()
-        (folder / "clients.json").write_text(
-            json.dumps({"spread": {}, "clients": [{"loss": 1.0, "accuracy": each} for each in accuracies]})
-        )
+        clients = [
+            {
+                "samples": 50,
+                "loss": 1.0,
+                "accuracy": each,
+                "test_samples": 25,
+                "test_loss": 1.1,
+                "test_accuracy": 0.9 * each,
+            }
+            for each in accuracies
+        ]
+        (folder / "clients.json").write_text(json.dumps({"spread": {}, "clients": clients}))
         (folder / "model.safetensors").write_bytes(b"")
     return folder
 
@@ -89,7 +98,7 @@ def results(width: float, seed: int) -> dict[str, dict[str, Any]]:
     places = np.linspace(-1, 1, 21)
     bowl = (0.1 + (places[:, None] ** 2 + 0.5 * places**2) / width + 0.02 * np.sin(9 * places)).tolist()
     bowl[0][0] = None
-    steps, rounds = list(range(1, 11)), list(range(0, 60, 5))
+    steps, rounds = list(range(1, 11)), list(range(5, 65, 5))
     spectrum = {
         "eigenvalues": [30 / width / (1 + rank) for rank in range(8)],
         "trace": 120 / width + seed,
@@ -101,9 +110,9 @@ def results(width: float, seed: int) -> dict[str, dict[str, Any]]:
             "global": spectrum,
             "clients": [{"client": 3 * each, **spectrum, "density": None} for each in range(6)],
         },
-        "surface": {"a": places.tolist(), "b": places.tolist(), "train": bowl, "test": None, "seed": 0},
+        "surface": {"a": places.tolist(), "b": places.tolist(), "train": bowl, "test": bowl, "seed": 0},
         "line": {
-            "other": "runs/other",
+            "other": "/somewhere/runs/other",
             "position": places.tolist(),
             "train_loss": (places**2 / width).tolist(),
             "test_loss": None,
@@ -138,13 +147,14 @@ def results(width: float, seed: int) -> dict[str, dict[str, Any]]:
             "rounds": rounds,
             "discrepancy": [0.1 * math.sqrt(place) / width for place in rounds],
             "replacements": [[0.1] * len(rounds)],
-            "bound": [None, *(0.5 * place for place in rounds[1:])],
+            "replaced": [{"client": 3, "by": 5}],
+            "bound": [0.5 * place for place in rounds],
         },
         "generalization": {
             "train": {"loss": 0.1, "accuracy": 0.98},
             "test": {"loss": 0.2, "accuracy": 0.95},
-            "unseen_clients": None,
-            "gap": {"loss": 0.1, "accuracy": 0.03},
+            "unseen_clients": {"loss": 0.4, "accuracy": 0.9},
+            "gap": {"loss": 0.1, "accuracy": 0.03, "unseen_loss": 0.3, "unseen_accuracy": 0.08},
         },
         "clients": {
             "accuracy": [0.9, 1.0],
@@ -154,17 +164,16 @@ def results(width: float, seed: int) -> dict[str, dict[str, Any]]:
             "samples": [10, 12],
         },
         "perturbation": {
-            "rounds": rounds,
+            "clients": steps,
             "cosine": {
-                "local": [0.2] * len(rounds),
-                "lesam": [0.5] * len(rounds),
-                "nsam": [0.7, None, *[0.8] * 10],
+                "local": [0.2] * len(steps),
+                "lesam": [0.5] * len(steps),
+                "momentum": [0.7, None, *[0.8] * 8],
             },
         },
         "theory": {
-            "constants": {"smoothness": 30 / width, "noise": 0.4, "heterogeneity": None},
-            "bounds": {"generalisation_gap": {"x": rounds, "y": [1.0 + place for place in rounds]}},
-            "measured": {"generalisation_gap": {"x": rounds, "y": [0.1 + 0.01 * place for place in rounds]}},
+            "constants": {"smoothness": 30 / width, "gradient_deviation": 0.4, "heterogeneity": None},
+            "bounds": {"stability": {"x": rounds, "y": [0.5 * place for place in rounds]}},
         },
     }
 

@@ -27,7 +27,7 @@ def test_a_report_says_where_it_is_and_what_is_missing(tmp_path):
     assert page.index(">50\u00a0%</button>") < page.index(">80\u00a0%</button>")
 
 
-@pytest.mark.parametrize("what", ["nothing", "empty", "damaged", "no rounds", "folder as output"])
+@pytest.mark.parametrize("what", ["nothing", "empty", "damaged", "no rounds", "folder as output", "run file"])
 def test_bad_input_is_one_line(tmp_path, what):
     run, output = tmp_path / "run", tmp_path / "report.html"
     if what == "empty":
@@ -38,10 +38,16 @@ def test_bad_input_is_one_line(tmp_path, what):
         (run / "config.json").write_text("{")
     if what == "folder as output":
         output.mkdir()
+    if what == "run file":
+        output = run / "config.json"
+        before = output.read_bytes()
     done = invoke("report", run, "-o", output)
     assert done.exit_code in {1, 2}
     assert done.stderr.strip().splitlines()[-1].startswith("error: ")
     assert len([line for line in done.stderr.splitlines() if line.strip()]) == 1
+    if what == "run file":
+        assert output.read_bytes() == before
+        return
     assert not output.is_file()
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
         path.name for path in (run, output) if path.exists()

@@ -212,11 +212,24 @@ def test_the_legend_hides_a_method_in_every_figure(browser, report):
         )
 
     before = shown()
-    browser.execute_script("document.querySelectorAll('.legend button')[1].click()")
+
+    def elsewhere() -> list[bool]:
+        """Whether its surface and its rows of tables can be seen."""
+        return browser.execute_script(
+            """const rows = [...document.querySelectorAll("tbody tr")];
+            const own = rows.filter((row) => row.cells[0].textContent === arguments[0]);
+            const surface = document.querySelector("[data-figure='0-surface-1']");
+            return [surface, ...own].map((each) => each.offsetHeight > 0);""",
+            name,
+        )
+
     name = browser.execute_script("return document.querySelectorAll('.legend button')[1].textContent.trim()")
-    assert name in before and name not in shown()
+    assert len(elsewhere()) > 5 and all(elsewhere())
     browser.execute_script("document.querySelectorAll('.legend button')[1].click()")
-    assert shown() == before
+    assert name in before and name not in shown()
+    assert not any(elsewhere())
+    browser.execute_script("document.querySelectorAll('.legend button')[1].click()")
+    assert shown() == before and all(elsewhere())
 
 
 def test_dark_mode_follows_the_system_and_the_button(browser, report, tmp_path):
@@ -279,16 +292,54 @@ def test_paper_shows_every_figure_inside_its_frame(browser, report, tmp_path):
             .map((each) => each.dataset.figure ?? each.dataset.name);
           const controls = [...document.querySelectorAll("nav, #theme, .save")];
           const hidden = controls.every((each) => !each.offsetWidth);
-          done([wide, hidden, getComputedStyle(document.body).backgroundColor]);
+          const configs = [...document.querySelectorAll("details")].every((each) => each.open);
+          done([wide, hidden, configs, getComputedStyle(document.body).backgroundColor]);
         })();"""
     )
-    assert found == [[], True, "rgb(255, 255, 255)"]
+    assert found == [[], True, True, "rgb(255, 255, 255)"]
     browser.execute_script("dispatchEvent(new Event('afterprint'))")
+    assert not browser.execute_script("return document.querySelectorAll('details[open]').length")
     opened(browser, report)
     printed = browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
     pdf = base64.b64decode(printed["data"])
     assert len(re.findall(rb"/Type\s*/Page\b", pdf)) >= 5
     (tmp_path / "print.pdf").write_bytes(pdf)
+
+
+def test_a_figure_that_cannot_be_drawn_does_not_cost_the_others(browser, report):
+    opened(browser, report)
+    browser.execute_async_script(
+        """const done = arguments[0];
+        const look = () => {
+          if (!window.Plotly) { setTimeout(look); return; }
+          const react = Plotly.react;
+          Plotly.react = (box, ...more) => {
+            if (box.closest("[data-figure='0-surface-1']")) throw new Error("all null");
+            return react(box, ...more);
+          };
+          done();
+        };
+        look();"""
+    )
+    draw(browser)
+    bad = browser.execute_script(
+        """return [...document.querySelectorAll("figure")].filter((each) => each.dataset.drawn !== "yes")
+          .map((each) => [each.dataset.figure, each.querySelector(".plot").textContent]);"""
+    )
+    assert bad == [["0-surface-1", "This figure could not be drawn."]]
+
+
+def test_ticks_of_logarithmic_axes_are_whole_numbers(browser, report):
+    opened(browser, report)
+    draw(browser, "[data-figure='0-test_loss-rounds']")
+    kind, ticks = browser.execute_script(
+        """const figure = document.querySelector("[data-figure='0-test_loss-rounds']");
+        const ticks = [...figure.querySelectorAll(".ytick text")].map((tick) => tick.textContent);
+        return [figure.querySelector(".plot").layout.yaxis.type, ticks];"""
+    )
+    assert kind == "log"
+    values = [float(tick) for tick in ticks]
+    assert len(values) > 2 and values == sorted(values)
 
 
 def test_turning_one_surface_turns_the_others(browser, report):

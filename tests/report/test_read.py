@@ -9,12 +9,14 @@ import statistics
 import pytest
 
 from flatfed.core.errors import FlatfedError
+from flatfed.experiments.clients import client_spreads
 from flatfed.experiments.config import Config
 from flatfed.report import write_report
+from flatfed.report.content import axes, log_axis
 from flatfed.report.diagnosed import sections
 from flatfed.report.group import comparisons
 from flatfed.report.read import find_runs, read_run
-from flatfed.report.training import ACCURACY, summary, to_targets, toml, usual_targets
+from flatfed.report.training import ACCURACY, clients, summary, to_targets, toml, usual_targets
 from report.example import config, write_diagnostics, write_run
 
 
@@ -260,7 +262,9 @@ def test_every_diagnostic_has_its_place(tmp_path):
         "client-eigenvalues",
         "sharpness",
         "surface-0",
-        "surface-cut",
+        "surface-test-0",
+        "surface-cut-train",
+        "surface-cut-test",
     }
     assert names >= {"line-train_loss", "line-test_accuracy", "plane-0", "drift", "local_stability"}
     assert names >= {
@@ -271,6 +275,139 @@ def test_every_diagnostic_has_its_place(tmp_path):
         "constants",
         "theory-0",
     }
+
+
+def named(found, name):
+    (content,) = [each for section in found for each in section.content if each.name == name]
+    return content
+
+
+def test_bounds_stand_beside_what_was_measured(tmp_path):
+    folder = write_run(tmp_path / "run")
+    write_diagnostics(folder)
+    figure = named(sections(methods_of(folder))[0], "theory-0")
+    assert [trace["name"] for trace in figure.traces] == ["fedavg: bound", "fedavg"]
+    measured = json.loads((folder / "diagnostics" / "global_stability.json").read_text())["result"]
+    assert figure.traces[1]["x"] == measured["rounds"]
+    assert figure.traces[1]["y"] == pytest.approx(measured["discrepancy"], rel=1e-5)
+
+
+def test_what_was_measured_of_an_earlier_round_is_left_out_and_noted(tmp_path):
+    folder = write_run(tmp_path / "run")
+    write_diagnostics(folder)
+    path = folder / "diagnostics" / "drift.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "round": 2}))
+    record = read_run(folder)
+    assert "drift" not in record.diagnostics and "hessian" in record.diagnostics
+    assert any("drift.json: measured after round 2, but the run is at 12" in note for note in record.notes)
+
+
+def test_surfaces_without_finite_heights_or_a_second_direction_are_no_pictures(tmp_path):
+    folders = [write_run(tmp_path / name, name) for name in ("fedavg", "fedsam", "fedmoswa")]
+    for folder in folders:
+        write_diagnostics(folder)
+    changes = ({"train": [[None] * 21] * 21, "test": None}, {"b": [0.0], "train": [[0.5]] * 21, "test": None})
+    for folder, change in zip(folders, changes, strict=False):
+        path = folder / "diagnostics" / "surface.json"
+        content = json.loads(path.read_text())
+        content["result"] |= change
+        path.write_text(json.dumps(content))
+    found, notes = sections(methods_of(*folders))
+    assert notes == []
+    (section,) = [each for each in found if each.name == "surfaces"]
+    assert [figure.name for figure in section.content] == [
+        "surface-2",
+        "surface-test-2",
+        "surface-cut-train",
+        "surface-cut-test",
+    ]
+    assert [trace["name"] for trace in section.content[2].traces] == ["fedsam", "fedmoswa"]
+
+
+def test_unseen_clients_and_clients_tests_have_their_numbers(tmp_path):
+    folder = write_run(tmp_path / "run")
+    write_diagnostics(folder)
+    comparison = methods_of(folder)
+    table = named(sections(comparison)[0], "generalization")
+    row = dict(zip(table.columns, table.rows[0], strict=True))
+    assert row["gap to unseen clients: loss"].value == 0.3
+    assert row["gap to unseen clients: accuracy %"].value == pytest.approx(8)
+    (table, *figures) = clients(comparison).content
+    assert [figure.name for figure in figures] == [
+        "clients-box",
+        "clients-share",
+        "clients-test-box",
+        "clients-test-share",
+    ]
+    row = dict(zip(table.columns, table.rows[0], strict=True))
+    listed = json.loads((folder / "clients.json").read_text())["clients"]
+    spread = client_spreads(listed)["test"]
+    for what in ("mean", "deviation"):
+        assert row[f"test: {what} %"].value == pytest.approx(100 * getattr(spread, what))
+    assert row["test: by chance %"].value == pytest.approx(100 * spread.chance)
+    (table,) = summary(comparison, [], None).content
+    chance = table.rows[0][table.columns.index("by chance %")]
+    assert chance.value == pytest.approx(100 * client_spreads(listed)["train"].chance)
+
+
+def test_sharpness_over_different_radii_is_noted(tmp_path):
+    folders = [write_run(tmp_path / name, name) for name in ("fedavg", "fedsam")]
+    for folder in folders:
+        write_diagnostics(folder)
+    assert "radii differ" not in named(sections(methods_of(*folders))[0], "sharpness").note
+    path = folders[0] / "diagnostics" / "sharpness.json"
+    content = json.loads(path.read_text())
+    content["result"]["radius"] = 0.05
+    path.write_text(json.dumps(content))
+    assert "radii differ" in named(sections(methods_of(*folders))[0], "sharpness").note
+
+
+def test_a_method_without_estimates_has_no_picture_of_them(tmp_path):
+    folder = write_run(tmp_path / "run")
+    write_diagnostics(folder)
+    path = folder / "diagnostics" / "perturbation.json"
+    content = json.loads(path.read_text())
+    content["result"]["cosine"] = {}
+    path.write_text(json.dumps(content))
+    found, _ = sections(methods_of(folder))
+    assert not any(each.name == "perturbation-0" for section in found for each in section.content)
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"), [([0.5, 0.9], None), ([0.05, 0.9], "log"), ([1e-6, 0.9], "log"), ([0.0], None)]
+)
+def test_logarithmic_axes_are_for_more_than_a_decade(values, kind):
+    layout = log_axis(axes("x", "y"), [{"y": values}])
+    assert layout["yaxis"].get("type") == kind
+
+
+def test_copies_of_a_seed_count_once(tmp_path):
+    folders = [write_run(tmp_path / f"run{number}", seed=0) for number in range(2)]
+    folders.append(write_run(tmp_path / "other", seed=1))
+    method = methods_of(*folders).methods[0]
+    assert [run.seed for run in method.counted] == [0, 1]
+    notes = write_report(folders, tmp_path / "report.html")
+    assert any("same seed" in note for note in notes)
+    assert methods_of(*folders[:2]).methods[0].curve(ACCURACY).deviation is None
+
+
+def test_a_last_value_that_is_no_number_is_not_replaced_by_an_earlier_one(tmp_path):
+    folder = write_run(tmp_path / "run", rounds=3)
+    lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    lines[2]["test_accuracy"] = float("nan")
+    (folder / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert methods_of(folder).methods[0].final(ACCURACY) is None
+    notes = write_report([folder], tmp_path / "report.html")
+    assert f"{folder}: at the last round test_accuracy is not a finite number" in notes
+
+
+def test_a_diverged_run_is_called_so(tmp_path):
+    folder = write_run(tmp_path / "run", finished=2)
+    (folder / "diverged.json").write_text(json.dumps({"error": "round 3: the training loss is nan"}))
+    assert f"{folder}: diverged, 2 of 12 rounds" in write_report([folder], tmp_path / "report.html")
+    (folder / "history.jsonl").write_text("")
+    with pytest.raises(FlatfedError, match="diverged in the first one"):
+        write_report([folder], tmp_path / "report.html")
 
 
 def test_the_config_file_gives_the_same_config(tmp_path):

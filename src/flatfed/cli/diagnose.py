@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from flatfed.cli.terminal import app, command_of, console
+from flatfed.cli.terminal import app, command_of, complain, console
 from flatfed.core.errors import FlatfedError
 from flatfed.diagnostics import CHEAP, DIAGNOSTICS
 from flatfed.diagnostics import diagnose as examine
@@ -58,7 +58,17 @@ def diagnose(
             task = progress.add_task(name, total=1.0)
             return lambda share: progress.update(task, completed=share)
 
-        found = examine(folder, chosen, options, again, watch)
+        errors: dict[str, FlatfedError] = {}
+        found = examine(folder, chosen, options, again, watch, errors.__setitem__)
+    if found:
+        _print_found(folder, found)
+    for name, error in errors.items():
+        complain.print(f"[red]error:[/] {name}: {escape(str(error).removeprefix(f'{name}: '))}")
+    if errors:
+        raise typer.Exit(2)
+
+
+def _print_found(folder: Path, found: Mapping[str, Mapping[str, Any]]) -> None:
     table = Table("diagnostic", "result", title=escape(str(folder)), title_justify="left")
     for name, content in found.items():
         table.add_row(name, summary(name, content["result"]))
@@ -92,14 +102,11 @@ def summary(name: str, result: Mapping[str, Any]) -> str:  # noqa: PLR0911
                 f"client drift {_number(result['client_drift'])}"
             )
         case "sharpness":
-            own = [each["sharpness"] for each in result["clients"]]
-            return f"global {_number(result['global'])}, clients' mean {_number(sum(own) / len(own))}"
+            own = _mean([each["sharpness"] for each in result["clients"]])
+            return f"global {_number(result['global'])}, clients' mean {_number(own)}"
         case "perturbation":
-            means = {
-                key: [value for value in values if value is not None]
-                for key, values in result["cosine"].items()
-            }
-            return ", ".join(f"cosine of {key} {sum(each) / len(each):.2f}" for key, each in means.items())
+            means = {key: _mean(values) for key, values in result["cosine"].items()}
+            return ", ".join(f"cosine of {key} {each:.2f}" for key, each in means.items()) or "no estimate"
         case "local_stability" | "global_stability":
             what = "steps" if name == "local_stability" else "rounds"
             return f"{_number(result['discrepancy'][-1])} apart after {result[what][-1]} {what}"
@@ -112,13 +119,26 @@ def summary(name: str, result: Mapping[str, Any]) -> str:  # noqa: PLR0911
             )
         case "surface" | "plane":
             grid = result["train" if name == "surface" else "loss"]
-            losses = [each for row in grid for each in row if each is not None]
-            return f"training loss {_number(min(losses))} … {_number(max(losses))} on {len(losses)} points"
+            losses = _known(each for row in grid for each in row)
+            low, high = min(losses, default=None), max(losses, default=None)
+            return f"training loss {_number(low)} … {_number(high)} on {len(losses)} points"
         case "line":
-            return f"largest training loss on the way {_number(max(result['train_loss']))}"
+            return (
+                f"largest training loss on the way {_number(max(_known(result['train_loss']), default=None))}"
+            )
         case "theory":
             return ", ".join(f"{key} {_number(value)}" for key, value in result["constants"].items())
     raise FlatfedError(f"{name}: no such diagnostic")
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    """Without those that were not finite."""
+    return [value for value in values if value is not None]
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = _known(values)
+    return sum(known) / len(known) if known else None
 
 
 def _shown(key: str, value: Any) -> str:

@@ -27,17 +27,15 @@ def one_step_sharpness(subject: Subject, samples: Samples, radius: float) -> flo
 def sharpness(
     subject: Subject,
     *,
-    radius: Positive | None = None,
+    radius: Positive = 0.1,
     samples: Count | None = 5000,
     clients: Count | None = 10,
     tick: Tick = silent,
 ) -> dict[str, Any]:
     """The sharpness of the global loss and of some clients' own losses, at the global model.
 
-    `radius` is the algorithm's own unless given, and 0.1 for algorithms without one.
+    The `radius` is the same for all algorithms, whatever their own is, so that they can be compared.
     """
-    if radius is None:
-        radius = float(getattr(subject.algorithm.gradient, "radius", 0.1)) or 0.1
     members = subject.some_clients(clients)
     whole = one_step_sharpness(subject, subject.training_data(samples), radius)
     found = []

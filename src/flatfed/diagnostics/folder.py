@@ -6,6 +6,7 @@ import inspect
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -17,10 +18,11 @@ from flatfed.diagnostics.flatness import perturbation, sharpness
 from flatfed.diagnostics.generalization import clients, generalization
 from flatfed.diagnostics.hessian import hessian
 from flatfed.diagnostics.stability import global_stability, local_stability
-from flatfed.diagnostics.subject import Tick, examine_folder
+from flatfed.diagnostics.subject import Subject, Tick, examine_folder
 from flatfed.diagnostics.surface import line, plane, surface
 from flatfed.diagnostics.theory import theory
-from flatfed.experiments.record import read_json, write_json
+from flatfed.experiments.record import RunFolder, read_json, write_json
+from flatfed.experiments.run import fingerprint
 
 FORMAT = 1
 Diagnostic = Callable[..., dict[str, Any]]
@@ -63,48 +65,77 @@ def check(names: Sequence[str], given: Mapping[str, Any]) -> None:
 
 
 def diagnose(
-    folder: Path,
+    folder: str | Path,
     names: Sequence[str] = CHEAP,
     options: Mapping[str, Any] | None = None,
     again: bool = False,
     watch: Callable[[str], Tick] | None = None,
+    failed: Callable[[str, FlatfedError], None] | None = None,
+    subject: Subject | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Examines a run's last checkpoint; what is in the folder for the same state and options is kept.
 
-    Returns what RUN/diagnostics/NAME.json holds, by name.
+    A run made from Python cannot be rebuilt from its folder: give it as an examined `subject`. With `failed`,
+    which is told of each error, the other diagnostics are measured all the same. Returns what
+    RUN/diagnostics/NAME.json holds, by name.
     """
+    folder = Path(folder)
     given = {key: None if value == "all" else value for key, value in (options or {}).items()}
     check(names, given)
+    if other := given.get("other"):  # wherever the next command is called from
+        given["other"] = str(Path(other).resolve())
     found: dict[str, dict[str, Any]] = {}
-    with examine_folder(folder) as (subject, fingerprint):
+    opened = examine_folder(folder) if subject is None else nullcontext((subject, _digest(folder, subject)))
+    with opened as (examined, digest):
         (folder / "diagnostics").mkdir(exist_ok=True)
         for name in names:
-            path = folder / "diagnostics" / f"{name}.json"
             chosen = options_of(name, given)
             head = {
                 "format": FORMAT,
                 "name": name,
-                "round": subject.round,
-                "fingerprint": fingerprint,
+                "round": examined.round,
+                "fingerprint": digest,
                 "options": chosen,
             }
-            kept = None if again else _kept(path, head)
-            if kept is None:
-                began = time.perf_counter()
-                tick = {} if watch is None else {"tick": watch(name)}
-                result = DIAGNOSTICS[name](subject, **chosen, **tick)
-                if name == "theory":
-                    result["measured"] = _measured_stability(folder, fingerprint)
-                kept = {**head, "seconds": time.perf_counter() - began, "result": plain(result)}
-                write_json(path, kept)
-            found[name] = kept
+            try:
+                if chosen.get("other"):
+                    head["other"] = _state(Path(chosen["other"]))
+                path = folder / "diagnostics" / f"{name}.json"
+                found[name] = (None if again else _kept(path, head)) or _measure(examined, path, head, watch)
+            except FlatfedError as error:
+                if failed is None:
+                    raise
+                failed(name, error)
     return found
 
 
-def _measured_stability(folder: Path, fingerprint: str) -> dict[str, Any] | None:
-    """The discrepancy to draw beside the bounds, if it has been measured."""
-    kept = _kept(folder / "diagnostics" / "global_stability.json", {"fingerprint": fingerprint})
-    return kept and {"x": kept["result"]["rounds"], "y": kept["result"]["discrepancy"]}
+def _measure(
+    subject: Subject, path: Path, head: Mapping[str, Any], watch: Callable[[str], Tick] | None
+) -> dict[str, Any]:
+    """Takes a diagnostic and writes its file."""
+    name, began = head["name"], time.perf_counter()
+    tick = {} if watch is None else {"tick": watch(name)}
+    result = DIAGNOSTICS[name](subject, **head["options"], **tick)
+    content = {**head, "seconds": time.perf_counter() - began, "result": plain(result)}
+    write_json(path, content)
+    return content
+
+
+def _state(folder: Path) -> dict[str, Any]:
+    """What tells a run's last checkpoint from any other."""
+    last = RunFolder.existing(folder).last_checkpoint()
+    return {"round": last.round, "fingerprint": last.fingerprint}
+
+
+def _digest(folder: Path, subject: Subject) -> str:
+    """That of the run in the folder, which must be the subject."""
+    own = {"round": subject.round, "fingerprint": fingerprint(subject.engine)}
+    if _state(folder) != own:
+        raise FlatfedError(
+            f"{folder}: it holds another run or state than the subject; examine the model, federation and "
+            f"run of flatfed.train(…, folder={str(folder)!r})"
+        )
+    return str(own["fingerprint"])
 
 
 def _kept(path: Path, head: Mapping[str, Any]) -> dict[str, Any] | None:

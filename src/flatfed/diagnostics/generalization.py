@@ -35,6 +35,7 @@ def generalization(subject: Subject, *, samples: Count | None = None, tick: Tick
     others = None
     if unseen:
         others = subject.evaluate(subject.model, subject.training_data(samples, unseen))
+    tick(1.0)
 
     def gap(found: dict[str, float]) -> dict[str, float]:
         return {

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.linalg import eigh_tridiagonal
-from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
+from scipy.sparse.linalg import ArpackError, ArpackNoConvergence, LinearOperator, eigsh
 
 from flatfed.core import random
 from flatfed.core.errors import FlatfedError
@@ -34,23 +34,23 @@ TOLERANCE = 1e-4
 
 def top_eigenvalues(product: Product, size: int, count: int, seed: int = 0) -> list[float]:
     """The `count` largest eigenvalues of a symmetric operator, largest first."""
-    count = min(count, size)
     if size <= DENSE:
         matrix = np.stack([product(row) for row in np.eye(size)])
         return np.linalg.eigvalsh((matrix + matrix.T) / 2)[::-1][:count].tolist()
     start = random.numpy_generator(seed, "hessian start").standard_normal(size)
+    count = min(count, size - 1)  # Lanczos finds no more
+    if not product(start).any():  # it would stop at once; a random vector shows that all is zero
+        return [0.0] * count
     operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
     try:
         found = eigsh(
             operator, count, which="LA", v0=start, tol=TOLERANCE, maxiter=300, return_eigenvectors=False
         )
-    except ArpackNoConvergence as error:
-        found = error.eigenvalues
+    except ArpackError as error:
+        found = error.eigenvalues if isinstance(error, ArpackNoConvergence) else []
         if not len(found):
-            raise FlatfedError(
-                "hessian: no eigenvalue converged; the model may not be finite, or try samples = more"
-            ) from None
-    return sorted(found.tolist(), reverse=True)
+            raise FlatfedError("hessian: no eigenvalue converged; try samples = more") from None
+    return sorted(map(float, found), reverse=True)
 
 
 def lanczos(product: Product, start: Array, steps: int) -> tuple[Array, Array]:
@@ -113,6 +113,11 @@ def products(subject: Subject, samples: Samples) -> Product:
     def product(vector: Array) -> Array:
         direction = torch.from_numpy(np.asarray(vector)).reshape(-1).to(model)
         image: Array = subject.hessian_product(model, samples, direction).double().cpu().numpy()
+        if not np.isfinite(image).all():
+            raise FlatfedError(
+                "model: the curvature of its loss is not finite; if its training diverged, lower lr and run "
+                "it again"
+            )
         return image
 
     return product

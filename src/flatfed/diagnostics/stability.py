@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from flatfed.core import random
+from flatfed.core.errors import FlatfedError
 from flatfed.core.sampling import batches, cohort
 from flatfed.core.types import Count
 from flatfed.data.federation import Federation, LoadedFederation, Pool, PooledFederation, Samples
 from flatfed.diagnostics.subject import Subject, Tick, silent
-from flatfed.diagnostics.theory import gradient_bound, stability_bound
+from flatfed.diagnostics.theory import gradient_bound, most_steps, stability_bound
 from flatfed.experiments.run import Progress, train
 
 MEMORY = 2**29
@@ -102,6 +103,8 @@ def global_stability(
     rounds = settings.rounds if rounds is None else rounds
     looked_at = [at for at in _spread(rounds, points) if at > 0]
     population = len(subject.federation)
+    if population < 2:
+        raise FlatfedError("global_stability: it takes at least two clients, one to replace and one to take")
     generator = random.numpy_generator(settings.seed, "replaced clients")
     first = cohort(settings, population, 0)
     replaced = generator.permutation(first)[:replacements].tolist()
@@ -136,7 +139,9 @@ def global_stability(
     ]
     bounds = None
     if bound:
-        every = stability_bound(subject.algorithm, settings, _steps(subject), gradient_bound(subject), rounds)
+        every = stability_bound(
+            subject.algorithm, settings, most_steps(subject), gradient_bound(subject), rounds
+        )
         bounds = None if every is None else [every[at - 1] for at in looked_at]
     return {
         "rounds": looked_at,
@@ -145,12 +150,6 @@ def global_stability(
         "replaced": [{"client": old, "by": new} for old, new in pairs],
         "bound": bounds,
     }
-
-
-def _steps(subject: Subject) -> int:
-    """The most local steps that an examined client takes in a round."""
-    sizes = [len(subject.federation.client(client)) for client in subject.some_clients(20)]
-    return max(len(batches(subject.settings, size, 0, 0)) for size in sizes)
 
 
 def _spread(last: int, count: int) -> list[int]:

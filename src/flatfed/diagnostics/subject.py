@@ -217,21 +217,24 @@ def examine(
     algorithm: Algorithm | None = None,
     *,
     run: Run | None = None,
-    loss: Loss = F.cross_entropy,
+    loss: Loss | None = None,
     metrics: Mapping[str, Metric] | None = None,
     **options: Unpack[SettingsOptions],
 ) -> Iterator[Subject]:
     """Any model with any federation: its own weights, or those that a `run` of it arrived at.
 
     Without a run, `algorithm` (FedAvg unless given) and `options`, the fields of `Settings`, say how clients
-    would train from here; with one, they are the run's.
+    would train from here; with one, they are the run's, and so are `loss` (else cross-entropy) and `metrics`
+    unless given.
     """
     if run is not None and (algorithm is not None or options):
         raise FlatfedError("run: it has its own algorithm and settings; give either it or them")
     algorithm = run.algorithm if run else algorithm or ALGORITHMS["fedavg"]()
     settings = run.settings if run else Settings.checked(**{"rounds": 1, **options})
-    chosen = default_metrics(loss) if metrics is None else metrics
-    engine = LocalEngine(model, federation, algorithm, loss, settings, chosen)
+    if metrics is None:
+        metrics = run.metrics if run and loss is None else default_metrics(loss or F.cross_entropy)
+    loss = loss or (run.loss if run else F.cross_entropy)
+    engine = LocalEngine(model, federation, algorithm, loss, settings, metrics)
     try:
         if run is None:
             server = {"model": engine.initial_vector, **_first_state(engine)}
@@ -250,12 +253,11 @@ def examine_folder(folder: Path) -> Iterator[tuple[Subject, str]]:
     values = read_json(folder / "config.json")
     if not isinstance(values, dict) or "data" not in values:
         raise FlatfedError(
-            f"{folder}: made from Python, whose model and data are not in the folder; use "
-            "flatfed.diagnostics.examine(model, federation, run=run) and the functions beside it"
+            f"{folder}: made from Python, whose model and data are not in the folder; there, use "
+            "flatfed.diagnostics.examine(model, federation, run=run) as a subject and "
+            f"flatfed.diagnostics.diagnose({str(folder)!r}, subject=subject)"
         )
-    checkpoint = existing.load()
-    if checkpoint is None:
-        raise FlatfedError(f"{folder}: it has no checkpoint yet; go on with flatfed resume {folder}")
+    checkpoint = existing.last_checkpoint()
     config = Config.checked(values)
     federation = config.make_federation()
     model = config.make_model(federation)

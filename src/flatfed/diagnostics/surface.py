@@ -15,7 +15,8 @@ from flatfed.core.flat import Layout
 from flatfed.core.state import State
 from flatfed.core.types import Count, Positive, Seed
 from flatfed.data.federation import Samples
-from flatfed.diagnostics.subject import Subject, Tick, examine_folder, silent
+from flatfed.diagnostics.subject import Subject, Tick, silent
+from flatfed.experiments.record import RunFolder
 
 
 def random_directions(size: int, count: int, seed: int) -> Tensor:
@@ -147,19 +148,28 @@ def line(
     """
     if not other:
         raise FlatfedError("line: needs the other run's folder; give --set other=RUN")
-    with examine_folder(Path(other)) as (second, _):
-        if len(second.model) != len(subject.model):
-            raise FlatfedError(
-                f"other = {other!r}: its model has {len(second.model):,} parameters, this one "
-                f"{len(subject.model):,}; only equal models can be joined"
-            )
-        end, end_buffers = second.model.to(subject.model), second.buffers
+    last = RunFolder.existing(Path(other)).last_checkpoint()
+    end = last.server["model"].to(subject.model)
+    if len(end) != len(subject.model):
+        raise FlatfedError(
+            f"other = {other!r}: its model has {len(end):,} parameters, this one "
+            f"{len(subject.model):,}; only equal models can be joined"
+        )
+    end_buffers = {name: value.to(subject.model.device) for name, value in last.buffers.items()}
+    if _shapes(end_buffers) != _shapes(subject.buffers):
+        raise FlatfedError(f"other = {other!r}: its model has other buffers; only equal models can be joined")
     position = torch.linspace(-beyond, 1 + beyond, points).tolist()
     return {"other": other, **between(subject, end, end_buffers, position, samples, tick)}
 
 
+def _shapes(buffers: State) -> dict[str, torch.Size]:
+    return {name: value.shape for name, value in buffers.items()}
+
+
 def widest_plane(displacements: Tensor) -> Tensor:
     """Two orthonormal directions [2, P] that hold as much of some displacements [C, P] as two can."""
+    if not bool(torch.isfinite(displacements).all()):
+        raise FlatfedError("plane: the clients' models are not finite; lower the run's lr and run it again")
     gram = displacements.double() @ displacements.double().T
     values, vectors = torch.linalg.eigh(gram)
     directions = vectors[:, -2:].T.flip(0).to(displacements) @ displacements

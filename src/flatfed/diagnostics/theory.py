@@ -95,7 +95,7 @@ def stability_bound(
 def fedswa_generalization_order(
     *,
     clients: int,
-    samples: int,
+    samples: float,
     steps: int,
     rounds: int,
     lipschitz: float,
@@ -118,6 +118,16 @@ def fedswa_generalization_order(
         factor = math.inf
     inner = factor * lipschitz + (1.0 if momentum else factor) * heterogeneity + factor * deviation
     return lipschitz / (clients * samples * smoothness) * math.exp(1 + 1 / rounds) * inner
+
+
+def examined_sizes(subject: Subject) -> list[int]:
+    """How many samples some clients have."""
+    return [len(subject.federation.client(client)) for client in subject.some_clients(20)]
+
+
+def most_steps(subject: Subject) -> int:
+    """The most local steps that an examined client takes in a round."""
+    return max(len(batches(subject.settings, size, 0, 0)) for size in examined_sizes(subject))
 
 
 def batch_gradients(subject: Subject, model: Tensor, client: int, count: int) -> Tensor:
@@ -171,18 +181,18 @@ def theory(
     """Estimated constants and the bounds that they give; the measured discrepancy is global_stability's."""
     constants = estimated_constants(subject, clients, tick=tick)
     settings, rounds = subject.settings, rounds or subject.settings.rounds
-    own = subject.federation.client(0)
-    steps = len(batches(settings, len(own), 0, 0))
+    sizes = examined_sizes(subject)
+    steps = most_steps(subject)
     bounds: dict[str, Any] = {}
     stability = stability_bound(subject.algorithm, settings, steps, constants["gradient_bound"], rounds)
     if stability is not None:
         bounds["stability"] = {"x": list(range(1, rounds + 1)), "y": stability}
-    if subject.algorithm.name in {"fedswa", "fedmoswa"}:
+    if subject.algorithm.name in {"fedswa", "fedmoswa"} and constants["smoothness"] > 0:
         x = sorted({max(1, rounds * part // 20) for part in range(1, 21)})
         y = [
             fedswa_generalization_order(
                 clients=len(subject.federation),
-                samples=len(own),
+                samples=statistics.fmean(sizes),
                 steps=steps,
                 rounds=number,
                 lipschitz=constants["lipschitz"],
@@ -194,4 +204,4 @@ def theory(
             for number in x
         ]
         bounds["generalization (order of growth)"] = {"x": x, "y": y}
-    return {"constants": constants, "bounds": bounds, "measured": None}
+    return {"constants": constants, "bounds": bounds}

@@ -181,6 +181,7 @@ class RunFolder:
         self.history_path = path / "history.jsonl"
         self.clients_path = path / "clients.json"
         self.model_path = path / "model.safetensors"
+        self.divergence_path = path / "diverged.json"
         self._locked: IO[str] | None = None
         self._manifest = Manifest(
             format=FORMAT, round=0, fingerprint="", server=StoredFile(name="", sha256="")
@@ -217,6 +218,7 @@ class RunFolder:
         write_json(self.path / "environment.json", environment(engine))
         # While the run goes on there is no final model, not even that of an earlier, shorter run.
         self.model_path.unlink(missing_ok=True)
+        self.divergence_path.unlink(missing_ok=True)
         lines = "".join(json.dumps(record) + "\n" for record in history)
         write_atomically(self.history_path, lines.encode())
 
@@ -342,6 +344,14 @@ class RunFolder:
         manifest = self._manifest
         return Checkpoint(manifest.round, manifest.fingerprint, groups["server"], groups["buffers"])
 
+    def last_checkpoint(self) -> Checkpoint:
+        """The last complete checkpoint, which there must be."""
+        checkpoint = self.load()
+        if checkpoint is None:
+            advice = f"go on with flatfed resume {self.path}"
+            raise FlatfedError(f"{self.path}: it has no checkpoint yet; {self.read_divergence() or advice}")
+        return checkpoint
+
     def load_clients(self, store: ClientStore) -> None:
         """Puts the checkpoint's client rows into the store."""
         for entry in self._manifest.clients:
@@ -368,6 +378,16 @@ class RunFolder:
             raise FlatfedError(
                 f"{self.clients_path}: has no spread over clients; remove the folder and run it again"
             ) from None
+
+    def note_divergence(self, error: str) -> None:
+        write_json(self.divergence_path, {"error": error})
+
+    def read_divergence(self) -> str | None:
+        """What stopped a run that left the finite numbers, or None if nothing did."""
+        if not self.divergence_path.exists():
+            return None
+        content = read_json(self.divergence_path)
+        return str(content.get("error") if isinstance(content, dict) else content)
 
     def finished_rounds(self) -> int | None:
         """How many rounds a complete run had, or None if it is not complete."""

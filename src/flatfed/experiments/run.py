@@ -84,6 +84,8 @@ class Run:
     settings: Settings
     server: dict[str, Tensor]
     clients: ClientStore = field(repr=False)
+    loss: Loss = F.cross_entropy
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
     path: str = "client"
     """How clients were trained: as a "matrix" or "client" by client."""
     path_reason: str = ""
@@ -257,11 +259,13 @@ class _Training:
             while self.round < self.settings.rounds:
                 self._one_round(callbacks)
                 self._checkpoint_if_due(self.round % self.settings.checkpoint_every == 0)
-        except (KeyboardInterrupt, FlatfedError):
+        except (KeyboardInterrupt, FlatfedError) as error:
             # The state is that of the last finished round; a full disk or a kill falls back to the last file.
             self.store.discard()
             if self.consistent and self.unsaved:
                 self._checkpoint()
+            if self.folder is not None and isinstance(error, DivergedError):
+                self.folder.note_divergence(str(error))
             raise
         if self.unsaved:
             self._checkpoint()
@@ -279,6 +283,8 @@ class _Training:
             settings=self.settings,
             server=self.server,
             clients=self.store,
+            loss=self.plan.loss,
+            metrics=self.plan.metrics,
             path=self.plan.path,
             path_reason=self.plan.path_reason,
             per_client=per_client,
@@ -418,7 +424,11 @@ class _Training:
                 raise DivergedError(self._advice(f"the mean upload {name!r} is not finite"))
 
     def _advice(self, what: str) -> str:
-        kept = f"; the state after round {self.round} is kept in {self.folder.path}" if self.folder else ""
+        kept = (
+            f"; the state after round {self.round} is kept in {self.folder.path}"
+            if self.folder and self.round
+            else ""
+        )
         return (
             f"round {self.round + 1}: {what}; lower lr (now {self.settings.lr:g}) or set clip (now "
             f"{self.settings.clip}){kept}"

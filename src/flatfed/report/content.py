@@ -27,6 +27,8 @@ class Figure:
     note: str = ""
     columns: Sequence[str] = ()
     """The headers of its data: the series, the axes."""
+    method: int | None = None
+    """The number of the method that it is all about, if it is about one."""
 
 
 @dataclass(frozen=True)
@@ -112,15 +114,21 @@ def axes(x: str, y: str, **more: Any) -> dict[str, Any]:
 
 
 def log_axis(layout: Mapping[str, Any], traces: Sequence[Trace], decades: float = math.inf) -> dict[str, Any]:
-    """The layout with a logarithmic y axis around the positive values, or the upper decades of them."""
+    """The layout with a logarithmic y axis around the positive values, or the upper decades of them.
+
+    Values within one decade read better on a linear axis, which it then stays.
+    """
     values = [value for trace in traces for value in trace["y"] if value is not None and value > 0]
     if not values:
         return dict(layout)
     high = math.log10(max(values))
     low = max(math.log10(min(values)), high - decades)
-    margin = 0.05 * max(high - low, 0.2)
+    if high - low < 1:
+        return dict(layout)
+    margin = 0.05 * (high - low)
     ticks = "D2" if high - low < 2.5 else max(1, math.ceil((high - low) / 6))
     axis = {"type": "log", "range": [low - margin, high + margin], "dtick": ticks}
     if low > -4 and high < 4:
-        axis["exponentformat"] = "none"
+        # Without a format, plotly writes a bare 5 for 0.5.
+        axis |= {"exponentformat": "none", "tickformat": "~g"}
     return {**layout, "yaxis": {**layout["yaxis"], **axis}}

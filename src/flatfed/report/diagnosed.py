@@ -7,7 +7,8 @@ over the seeds that were measured; pictures of one landscape are those of the fi
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from flatfed.experiments.compare import Spread
@@ -158,67 +159,96 @@ def sharpness(comparison: Comparison) -> Content:
             ]
         )
     columns = ["method", "radius", "global loss", "clients' losses, mean", "clients' losses, largest"]
-    note = "By how much the loss rises at worst within the radius."
+    note = "By how much the loss rises after one step as long as the radius along its gradient."
+    if len({row[1].text for row in rows}) > 1:
+        note += " The radii differ, so compare with care; flatfed diagnose RUN sharpness --set radius=0.1."
     return [Table("sharpness", "Sharpness", columns, rows, note)] if rows else []
 
 
 def surface(comparison: Comparison) -> Content:
-    """A 3-D picture for each method, all on one scale, and a cut through all of them."""
+    """For each method the training loss in 3-D and the test loss as a map, and cuts through all of them.
+
+    All of a kind are on one scale. The test losses are no surfaces because a browser has only so many
+    3-D pictures at a time.
+    """
     found = [(place, method, results[0]) for place, method, results in _measured(comparison, "surface")]
-    heights = [
-        value
-        for _, _, each in found
-        for row in each["train"]
-        for value in map(number, row)
-        if value is not None
-    ]
-    if not heights:
-        return []
-    # A few corners may be far up; they are cut off so that the bottoms can be compared.
-    low, high = min(heights), statistics.quantiles(heights, n=20)[-1] if len(heights) > 1 else max(heights)
+    heights = {
+        kind: [height for _, _, each in found for height in _finite(each.get(kind) or [])]
+        for kind in ("train", "test")
+    }
     figures: Content = []
     for place, method, each in found:
-        trace = {
-            "type": "surface",
-            "name": method.label,
-            "x": rounded(each["b"]),
-            "y": rounded(each["a"]),
-            "z": [rounded(map(number, row)) for row in each["train"]],
-            "cmin": low,
-            "cmax": high,
-            "showscale": False,
-            "hovertemplate": "a %{y:.3g}, b %{x:.3g}<br>loss %{z:.4g}<extra></extra>",
-            "meta": {"ramp": True},
-        }
-        scene = {
-            "xaxis": {"title": {"text": "b"}},
-            "yaxis": {"title": {"text": "a"}},
-            "zaxis": {"range": [low, high]},
-        }
-        figures.append(
-            Figure(
-                f"surface-{place}",
-                method.label,
-                [trace],
-                {"scene": scene},
-                columns=("b", "a", "training loss"),
+        for kind, draw in (("train", _surface), ("test", _map)):
+            # A surface along one direction is only in the cut.
+            if len(each["b"]) > 1 and _finite(each.get(kind) or []):
+                figures.append(draw(place, method, each, *_lower(heights[kind])))
+    for kind, name in (("train", "training loss"), ("test", "test loss")):
+        cut = []
+        for place, method, each in found:
+            middle = min(range(len(each["b"])), key=lambda index: abs(each["b"][index]))
+            values = [number(row[middle]) for row in each.get(kind) or []]
+            if any(value is not None for value in values):
+                cut.append(line(place, method.label, each["a"], values))
+        if cut:
+            figures.append(
+                Figure(
+                    f"surface-cut-{kind}",
+                    f"{name.capitalize()} along the first direction",
+                    cut,
+                    log_axis(axes("a", ""), cut),
+                    "The model moved by a times a random direction, the same for all methods under one seed.",
+                    ("method", "a", name),
+                )
             )
-        )
-    cut = []
-    for place, method, each in found:
-        middle = min(range(len(each["b"])), key=lambda index: abs(each["b"][index]))
-        cut.append(line(place, method.label, each["a"], [number(row[middle]) for row in each["train"]]))
-    figures.append(
-        Figure(
-            "surface-cut",
-            "Training loss along the first direction",
-            cut,
-            log_axis(axes("a", ""), cut),
-            "The model moved by a times a random direction, the same for all methods under one seed.",
-            ("method", "a", "training loss"),
-        )
-    )
     return figures
+
+
+def _finite(grid: Iterable[Iterable[Any]]) -> list[float]:
+    return [value for row in grid for value in map(number, row) if value is not None]
+
+
+def _lower(heights: Sequence[float]) -> tuple[float, float]:
+    """A few corners may be far up; they are cut off so that the bottoms can be compared."""
+    return min(heights), statistics.quantiles(heights, n=20)[-1] if len(heights) > 1 else max(heights)
+
+
+def _surface(place: int, method: Method, result: Result, low: float, high: float) -> Figure:
+    trace = {
+        "type": "surface",
+        "name": method.label,
+        **_grid(result["b"], result["a"], result["train"]),
+        "cmin": low,
+        "cmax": high,
+        "showscale": False,
+        "hovertemplate": "a %{y:.3g}, b %{x:.3g}<br>loss %{z:.4g}<extra></extra>",
+        "meta": {"ramp": True},
+    }
+    scene = {
+        "xaxis": {"title": {"text": "b"}},
+        "yaxis": {"title": {"text": "a"}},
+        "zaxis": {"range": [low, high]},
+    }
+    title, columns = f"{method.label}: training loss", ("b", "a", "training loss")
+    return Figure(f"surface-{place}", title, [trace], {"scene": scene}, "", columns, place)
+
+
+def _map(place: int, method: Method, result: Result, low: float, high: float) -> Figure:
+    trace = {
+        "type": "contour",
+        "name": method.label,
+        **_grid(result["b"], result["a"], result["test"]),
+        "contours": {"coloring": "fill", "start": low, "end": high, "size": (high - low) / 15 or 1.0},
+        "autocontour": False,
+        "colorbar": {"thickness": 8, "outlinewidth": 0},
+        "hovertemplate": "a %{y:.3g}, b %{x:.3g}<br>loss %{z:.4g}<extra></extra>",
+        "meta": {"ramp": True},
+    }
+    title, columns = f"{method.label}: test loss", ("b", "a", "test loss")
+    return Figure(f"surface-test-{place}", title, [trace], axes("b", "a"), "", columns, place)
+
+
+def _grid(x: Sequence[float], y: Sequence[float], z: Iterable[Iterable[Any]]) -> dict[str, Any]:
+    return {"x": rounded(x), "y": rounded(y), "z": [rounded(map(number, row)) for row in z]}
 
 
 def path(comparison: Comparison) -> Content:
@@ -231,7 +261,7 @@ def path(comparison: Comparison) -> Content:
         traces = [
             line(
                 place,
-                f"{method.label} → {each['other']}",
+                f"{method.label} → {Path(each['other']).name}",
                 each["position"],
                 [_percent(key, v) for v in each[key]],
             )
@@ -256,12 +286,12 @@ def plane(comparison: Comparison) -> Content:
     figures: Content = []
     for place, method, results in _measured(comparison, "plane"):
         each = results[0]
+        if not _finite(each["loss"]):
+            continue
         contour = {
             "type": "contour",
             "name": "loss",
-            "x": rounded(each["x"]),
-            "y": rounded(each["y"]),
-            "z": [rounded(map(number, row)) for row in each["loss"]],
+            **_grid(each["x"], each["y"], each["loss"]),
             "contours": {"coloring": "fill"},
             "ncontours": 16,
             "colorbar": {"thickness": 8, "outlinewidth": 0},
@@ -291,6 +321,7 @@ def plane(comparison: Comparison) -> Content:
                 [contour, points],
                 layout,
                 columns=("series", "x", "y", "loss"),
+                method=place,
             )
         )
     return figures
@@ -319,14 +350,17 @@ def drift(comparison: Comparison) -> Content:
 
 def local_stability(comparison: Comparison) -> Content:
     labels = ("local step", "distance of the models")
-    note = "Two trainings of a client whose data differ in one sample."
+    note = "The largest distance between two clients' models, all trained from the same global model."
     figure = _lines(comparison, "local_stability", "steps", "discrepancy", "Local stability", labels, note)
     return [figure] if figure else []
 
 
 def global_stability(comparison: Comparison) -> Content:
     labels = ("rounds", "distance of the models")
-    note = "Two trainings whose data differ in one sample, the largest distance over the samples tried."
+    note = (
+        "Two trainings that differ in one client, who has another's data in one of them; the largest "
+        "distance over the replacements tried."
+    )
     figure = _lines(comparison, "global_stability", "rounds", "discrepancy", "Global stability", labels, note)
     if figure is None:
         return []
@@ -350,21 +384,22 @@ def perturbation(comparison: Comparison) -> Content:
     figures: Content = []
     for place, method, results in _measured(comparison, "perturbation"):
         each = results[0]
-        unit = "rounds" if "rounds" in each else "clients"
         # Clients have no order that a line could follow.
-        mode = "lines+markers" if unit == "rounds" else "markers"
         traces = [
-            line(None, rule, each[unit], map(number, values), mode=mode, meta={"series": index})
+            line(None, rule, each["clients"], map(number, values), mode="markers", meta={"series": index})
             for index, (rule, values) in enumerate(each["cosine"].items())
         ]
+        if not traces:
+            continue
         figures.append(
             Figure(
                 f"perturbation-{place}",
                 f"Perturbations under {method.label}",
                 traces,
-                axes(unit, "", showlegend=True),
-                "The cosine between a client's estimate and the perturbation of the whole loss.",
-                ("rule", unit, "cosine"),
+                axes("client", "", showlegend=True),
+                "The cosine between a client's estimate and the gradient of the whole loss.",
+                ("rule", "client", "cosine"),
+                place,
             )
         )
     return figures
@@ -381,9 +416,12 @@ def generalization(comparison: Comparison) -> Content:
             known = [each[part] for each in results if each.get(part)]
             row.append(significant(_spread(known, lambda each: each["loss"])))
             row.append(cell(_spread(known, lambda each: each.get("accuracy")), 2, 100))
+        gaps = [each["gap"] for each in results if each.get("gap")]
+        row.append(significant(_spread(gaps, lambda each: each.get("unseen_loss"))))
+        row.append(cell(_spread(gaps, lambda each: each.get("unseen_accuracy")), 2, 100))
         rows.append(row)
     columns = ["method"]
-    for part in ("training", "test", "unseen clients", "gap"):
+    for part in ("training", "test", "unseen clients", "gap to test", "gap to unseen clients"):
         columns += [f"{part}: loss", f"{part}: accuracy %"]
     return [Table("generalization", "Generalisation", columns, rows)] if rows else []
 
@@ -404,7 +442,10 @@ def fairness(comparison: Comparison) -> Content:
 
 
 def theory(comparison: Comparison) -> Content:
-    """Bounds as dotted lines, what was measured as full ones, and the constants they come from."""
+    """Bounds as dotted lines, what was measured as full ones, and the constants they come from.
+
+    What there is to measure beside a bound is the discrepancy of global_stability.
+    """
     content: Content = []
     found = _measured(comparison, "theory")
     names = list(dict.fromkeys(name for _, _, results in found for name in results[0]["constants"]))
@@ -418,15 +459,18 @@ def theory(comparison: Comparison) -> Content:
     for index, name in enumerate(bounds):
         traces = []
         for place, method, results in found:
-            for source, label, dash in (("bounds", ": bound", "dot"), ("measured", "", "solid")):
-                pair = (results[0].get(source) or {}).get(name)
-                if isinstance(pair, Mapping) and "x" in pair:
-                    y = [number(value) for value in pair["y"]]
-                    traces.append(line(place, method.label + label, pair["x"], y, line={"dash": dash}))
+            bound = results[0]["bounds"].get(name)
+            if bound:
+                y = map(number, bound["y"])
+                traces.append(line(place, f"{method.label}: bound", bound["x"], y, line={"dash": "dot"}))
+        note = "Dotted: the bound."
+        measured = _measured(comparison, "global_stability") if name == "stability" else []
+        if measured:
+            traces += [_mean_line(*each, "rounds", "discrepancy") for each in measured]
+            note += " Full: measured, with one client replaced."
         title = name.replace("_", " ").capitalize()
-        layout = log_axis(axes("", ""), traces)
-        note = "Dotted: the bound. Full: measured."
-        content.append(Figure(f"theory-{index}", title, traces, layout, note, ("method", "x", name)))
+        layout = log_axis(axes("rounds", ""), traces)
+        content.append(Figure(f"theory-{index}", title, traces, layout, note, ("method", "rounds", name)))
     return content
 
 
@@ -436,7 +480,7 @@ SECTIONS: dict[tuple[str, str, str], dict[str, Builder]] = {
     (
         "surfaces",
         "Loss surfaces",
-        "Training loss around each final model along two random directions. Turning one turns all.",
+        "The loss around each final model along two random directions. Turning one surface turns all.",
     ): {"surface": surface},
     ("planes", "Between models", ""): {"line": path, "plane": plane},
     ("stability", "Stability and drift", ""): {

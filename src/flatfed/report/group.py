@@ -41,9 +41,16 @@ class Method:
 
     @property
     def counted(self) -> list[Record]:
-        """The runs that means are taken over: the complete ones, or all that have begun if none is."""
+        """The runs that means are taken over: the complete ones, or all that have begun if none is.
+
+        Of several runs under one seed the first that got furthest stands for all.
+        """
         complete = [run for run in self.runs if run.state == "complete"]
-        return complete or [run for run in self.runs if run.history]
+        return _once(complete or [run for run in self.runs if run.history])
+
+    @property
+    def seeds(self) -> int:
+        return len({_text(run.seed) for run in self.runs})
 
     def curve(self, key: str) -> Curve:
         """Over the rounds for which every run has the number."""
@@ -54,7 +61,8 @@ class Method:
         return _curve([_sums(run, keys) for run in self.counted])
 
     def final(self, key: str) -> Spread | None:
-        return spread(list(_values(run, key).values())[-1:] for run in self.counted)
+        """Over the runs whose last value is a number."""
+        return spread([value] if (value := last_value(run, key)) is not None else [] for run in self.counted)
 
     def best(self, key: str) -> Spread | None:
         return spread([max(found)] if (found := _values(run, key).values()) else [] for run in self.counted)
@@ -69,7 +77,8 @@ class Method:
 
     def measured(self, name: str) -> list[tuple[Record, Mapping[str, Any]]]:
         """The runs that a diagnostic was taken of, and its result."""
-        return [(run, run.diagnostics[name]["result"]) for run in self.runs if name in run.diagnostics]
+        runs = _once([run for run in self.runs if name in run.diagnostics])
+        return [(run, run.diagnostics[name]["result"]) for run in runs]
 
 
 @dataclass(frozen=True)
@@ -93,6 +102,21 @@ def spread(found: Iterable[Iterable[float]]) -> Spread | None:
     """Over the runs that have a number; each gives a list of one or none."""
     values = [value for each in found for value in each]
     return Spread.of(values) if values else None
+
+
+def last_value(run: Record, key: str) -> float | None:
+    """What a run ended with; None if that is not a number."""
+    return number(next((line[key] for line in reversed(run.history) if key in line), None))
+
+
+def _once(runs: Sequence[Record]) -> list[Record]:
+    """One run for each seed."""
+    found: dict[str, Record] = {}
+    for run in runs:
+        known = found.setdefault(_text(run.seed), run)
+        if len(run.history) > len(known.history):
+            found[_text(run.seed)] = run
+    return list(found.values())
 
 
 def _values(run: Record, key: str) -> dict[int, float]:

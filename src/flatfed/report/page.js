@@ -138,7 +138,19 @@
     return layout;
   }
 
-  function draw(figure) {
+  // One figure that cannot be drawn must not cost the others.
+  async function draw(figure) {
+    try {
+      await plot(figure);
+      figure.dataset.drawn = "yes";
+    } catch (error) {
+      console.warn(figure.dataset.figure, error);
+      figure.querySelector(".plot").textContent = "This figure could not be drawn.";
+      figure.dataset.drawn = "no";
+    }
+  }
+
+  function plot(figure) {
     const spec = figures[figure.dataset.figure];
     const box = figure.querySelector(".plot");
     const options = { responsive: true, displayModeBar: false, displaylogo: false };
@@ -147,7 +159,7 @@
       drawn.add(figure);
       if (spec.layout.scene) box.on("plotly_relayout", (change) => turn(figure, spec.part, change["scene.camera"]));
     }
-    return done.then(() => { figure.dataset.drawn = "yes"; });
+    return done;
   }
 
   let turning = false;
@@ -190,13 +202,17 @@
       seen.forEach((figure) => observer.unobserve(figure));
     }, { rootMargin: "600px" });
     waiting.forEach((figure) => observer.observe(figure));
+    let closed = [];
     addEventListener("beforeprint", () => {
       printing = true;
       apply();
+      closed = [...document.querySelectorAll("details:not([open])")];
+      closed.forEach((each) => { each.open = true; });
       waiting.forEach(draw);
     });
     addEventListener("afterprint", () => {
       printing = false;
+      closed.forEach((each) => { each.open = false; });
       apply();
       redraw();
     });
@@ -205,7 +221,8 @@
   });
 
   for (const legend of document.querySelectorAll(".legend")) {
-    const part = Number(legend.closest(".part").dataset.part);
+    const whole = legend.closest(".part");
+    const part = Number(whole.dataset.part);
     hidden[part] = new Set();
     legend.addEventListener("click", ({ target }) => {
       const button = target.closest("button");
@@ -214,6 +231,10 @@
       const off = button.getAttribute("aria-pressed") === "true";
       button.setAttribute("aria-pressed", String(!off));
       off ? hidden[part].add(method) : hidden[part].delete(method);
+      for (const figure of whole.querySelectorAll(`figure[data-method="${method}"]`)) figure.hidden = off;
+      for (const row of whole.querySelectorAll("tbody tr")) {
+        if (row.cells[0].textContent === button.textContent) row.hidden = off;
+      }
       redraw(part);
     });
   }

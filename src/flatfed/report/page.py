@@ -23,7 +23,7 @@ from flatfed.core.errors import FlatfedError
 from flatfed.experiments.record import write_atomically
 from flatfed.report import diagnosed, training
 from flatfed.report.content import Figure, Section, Table
-from flatfed.report.group import Comparison, Method, comparisons
+from flatfed.report.group import Comparison, Method, comparisons, last_value
 from flatfed.report.read import Record, find_runs, read_run
 
 HERE = Path(__file__).parent
@@ -59,8 +59,16 @@ def write_report(
     """
     watch("reading runs")
     records = [read_run(folder) for folder in find_runs(paths)]
+    if output.suffix.lower() not in {".html", ".htm"}:
+        raise FlatfedError(f"output = {output}: a report is an .html file; give it such a name")
     if not any(record.history for record in records):
-        raise FlatfedError(f"{records[0].folder}: no round is finished yet; wait for the first one")
+        first = records[0]
+        advice = (
+            "it diverged in the first one, lower lr"
+            if first.state == "diverged"
+            else "wait for the first one"
+        )
+        raise FlatfedError(f"{first.folder}: no round is finished yet; {advice}")
     parts = []
     for number, comparison in enumerate(comparisons(records, labels or {})):
         parts.append(_part(number, comparison, targets, watch))
@@ -94,6 +102,9 @@ def _part(
     number: int, comparison: Comparison, targets: Sequence[float], watch: Callable[[str], None]
 ) -> Part:
     notes = [note for record in comparison.records for note in (*_state(record), *record.notes)]
+    for method in comparison.methods:
+        if method.seeds < len(method.runs):
+            notes.append(f"{method.label}: several runs have the same seed, of which one is counted")
     first = comparison.methods[0].runs[0]
     split, test_samples = Section("split", "Split"), None
     watch("dividing the data")
@@ -126,10 +137,18 @@ def _part(
 
 
 def _state(record: Record) -> list[str]:
-    if record.state == "complete":
-        return []
-    how = "still running" if record.state == "running" else "unfinished"
-    return [f"{record.folder}: {how}, {len(record.history)} of {record.rounds} rounds"]
+    notes = []
+    if record.state != "complete":
+        how = "still running" if record.state == "running" else record.state
+        notes.append(f"{record.folder}: {how}, {len(record.history)} of {record.rounds} rounds")
+    lost = [
+        key
+        for key in dict.fromkeys(key for line in record.history for key in line if key.startswith("test_"))
+        if last_value(record, key) is None
+    ]
+    if lost:
+        notes.append(f"{record.folder}: at the last round {', '.join(lost)} is not a finite number")
+    return notes
 
 
 def _title(parts: Sequence[Part]) -> str:

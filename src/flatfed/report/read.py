@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flatfed.core.errors import FlatfedError
-from flatfed.experiments.record import History, RunFolder, read_json
+from flatfed.experiments.record import History, Manifest, RunFolder, read_json
 
 DIAGNOSTICS_FORMAT = 1
 
@@ -29,7 +29,7 @@ class Record:
     """The final model's loss and metrics on each client's data, if there are any."""
     diagnostics: Mapping[str, Mapping[str, Any]]
     """What `flatfed diagnose` measured, by name."""
-    state: Literal["complete", "running", "unfinished"]
+    state: Literal["complete", "running", "diverged", "unfinished"]
     notes: tuple[str, ...]
     """What could not be read."""
 
@@ -72,17 +72,25 @@ def read_run(path: Path) -> Record:
     clients = _optional(path / "clients.json", dict, notes).get("clients", [])
     history = folder.read_history()
     asked = config["training"].get("rounds")
-    state: Literal["complete", "running", "unfinished"] = "unfinished"
+    state: Literal["complete", "running", "diverged", "unfinished"] = "unfinished"
     if folder.is_running():
         state = "running"
+    elif folder.divergence_path.exists():
+        state = "diverged"
     elif folder.model_path.exists() and isinstance(asked, int) and len(history) >= asked:
         state = "complete"
+    now = _examinable(folder, len(history), notes)
     diagnostics = {}
     for file in sorted((path / "diagnostics").glob("*.json")):
         content = _optional(file, dict, notes)
         if content.get("format", DIAGNOSTICS_FORMAT) != DIAGNOSTICS_FORMAT:
             notes.append(
                 f"{file}: its format is {content['format']!r}, this version reads {DIAGNOSTICS_FORMAT}"
+            )
+        elif isinstance(content.get("result"), dict) and content.get("round", now) != now:
+            notes.append(
+                f"{file}: measured after round {content['round']}, but the run is at {now}; left out, "
+                "measure it again"
             )
         elif isinstance(content.get("result"), dict):
             diagnostics[file.stem] = content
@@ -98,6 +106,17 @@ def read_run(path: Path) -> Record:
         state=state,
         notes=tuple(notes),
     )
+
+
+def _examinable(folder: RunFolder, finished: int, notes: list[str]) -> int:
+    """The round whose state a diagnostic would now look at: that of the checkpoint, which may lag behind."""
+    if not folder.manifest_path.exists():
+        return finished
+    try:
+        return Manifest.read(folder.manifest_path).round
+    except FlatfedError as error:
+        notes.append(str(error))
+        return finished
 
 
 def _optional(path: Path, kind: type[Any], notes: list[str]) -> Any:

@@ -13,6 +13,7 @@ from flatfed.core.errors import FlatfedError
 from flatfed.data.partition import class_counts
 from flatfed.data.partition.base import Indices
 from flatfed.data.split import binned
+from flatfed.experiments.clients import ClientSpread
 from flatfed.experiments.compare import Spread
 from flatfed.experiments.config import Config
 from flatfed.report.content import (
@@ -55,7 +56,16 @@ def summary(comparison: Comparison, targets: Sequence[float], test_samples: int 
         columns += [f"rounds to {target:.4g} %" for target in (100 * each for each in targets)]
     else:
         columns += [_title(key).lower() for key in _metrics(keys)]
-    columns += ["clients' deviation %", "MB down", "MB up", "gradients", "seconds", "rounds", "seeds"]
+    columns += [
+        "clients' deviation %",
+        "by chance %",
+        "MB down",
+        "MB up",
+        "gradients",
+        "seconds",
+        "rounds",
+        "seeds",
+    ]
     rows = []
     for method in comparison.methods:
         row = [cell(method.label)]
@@ -64,7 +74,7 @@ def summary(comparison: Comparison, targets: Sequence[float], test_samples: int 
             row += [_reached(method, target) for target in targets]
         else:
             row += [cell(method.final(key), 4) for key in _metrics(keys)]
-        row.append(cell(spread(_deviation(run) for run in method.counted), 1, 100))
+        row += _client_cells(method)[1:]
         row += [amount(_last(method.total(key)), 1 / MEGABYTE) for key in ("bytes_down", "bytes_up")]
         row += [cell(_last(method.total("gradient_evaluations")), 0), cell(_last(method.total("seconds")), 1)]
         row += [cell(float(_rounds(method)), 0), _seeds(method)]
@@ -79,14 +89,14 @@ def summary(comparison: Comparison, targets: Sequence[float], test_samples: int 
         )
     notes.append(
         "MB and gradients: of the whole run, all participants. Clients' deviation: of the final model's "
-        "accuracy on each client's own data."
+        "accuracy on each client's own data; by chance: what equally good clients of their sizes would show."
     )
     table = Table("summary", "Results", columns, rows, " ".join(notes))
     return Section("summary", "Summary", [table])
 
 
 def _seeds(method: Method) -> Cell:
-    counted, everything = len(method.counted), len(method.runs)
+    counted, everything = len(method.counted), method.seeds
     text = str(counted) if counted == everything else f"{counted} of {everything}"
     return Cell(text, counted)
 
@@ -107,18 +117,32 @@ def _reached(method: Method, target: float) -> Cell:
     return cell(Spread.of(found), 0, more=some) if found else Cell("not reached")
 
 
-def client_accuracies(run: Record) -> list[float]:
-    """The final model's accuracy on each client's data, as the run or a diagnostic measured it."""
-    found = [number(client.get("accuracy")) for client in run.clients]
-    if not found and "clients" in run.diagnostics:
-        listed = run.diagnostics["clients"]["result"].get("accuracy")
-        found = [number(value) for value in listed] if isinstance(listed, list) else []
-    return [value for value in found if value is not None]
+def client_accuracies(run: Record, prefix: str = "") -> list[tuple[float, float | None]]:
+    """The final model's accuracy on each client's data and their number, as the run or a diagnostic has it.
+
+    With the prefix "test_", on the client's own test data.
+    """
+    listed = [(client.get(f"{prefix}accuracy"), client.get(f"{prefix}samples")) for client in run.clients]
+    if not listed and not prefix and "clients" in run.diagnostics:
+        result = run.diagnostics["clients"]["result"]
+        accuracies, sizes = (result.get(key) for key in ("accuracy", "samples"))
+        if isinstance(accuracies, list) and isinstance(sizes, list):
+            listed = list(zip(accuracies, sizes, strict=False))
+    return [(value, number(size)) for found, size in listed if (value := number(found)) is not None]
 
 
-def _deviation(run: Record) -> list[float]:
-    found = client_accuracies(run)
-    return [statistics.pstdev(found)] if found else []
+def _client_cells(method: Method, prefix: str = "") -> list[Cell]:
+    """The mean over clients, the deviation between them, and the one of chance."""
+    means, deviations, floors = [], [], []
+    for run in method.counted:
+        pairs = client_accuracies(run, prefix)
+        values, sizes = [value for value, _ in pairs], [int(size) for _, size in pairs if size]
+        if values:
+            means.append([statistics.fmean(values)])
+            deviations.append([statistics.pstdev(values)])
+        if values and len(sizes) == len(values) and all(0 <= value <= 1 for value in values):
+            floors.append([ClientSpread.of(values, sizes).chance])
+    return [cell(spread(found), 1, 100) for found in (means, deviations, floors)]
 
 
 # -- curves -----------------------------------------------------------------------------------------------
@@ -271,39 +295,57 @@ def _megabytes_to(method: Method, target: float) -> Cell:
 
 
 def clients(comparison: Comparison) -> Section:
-    """How the final model's accuracy differs between the clients."""
+    """How the final model's accuracy differs between the clients, on their training and their test data."""
+    figures = [*_client_figures(comparison, "", "training"), *_client_figures(comparison, "test_", "test")]
+    if not figures:
+        return Section("clients", "Clients")
+    columns = ["method"]
+    for kind in ("training", "test"):
+        columns += [f"{kind}: {what} %" for what in ("mean", "deviation", "by chance")]
+    rows = [
+        [cell(method.label), *_client_cells(method), *_client_cells(method, "test_")]
+        for method in comparison.methods
+    ]
+    note = "Deviation: between clients. By chance: what equally good clients of these sizes would show."
+    table = Table("client-spread", "Accuracy over the clients", columns, rows, note)
+    tested = any(figure.name.startswith("clients-test") for figure in figures)
+    return Section(
+        "clients",
+        "Clients",
+        [*([table] if tested else []), *figures],
+        "The final model on every client's own data, all seeds together.",
+    )
+
+
+def _client_figures(comparison: Comparison, prefix: str, kind: str) -> list[Figure]:
     boxes, shares = [], []
     for place, method in enumerate(comparison.methods):
-        found = [100 * value for run in method.counted for value in client_accuracies(run)]
+        found = [100 * value for run in method.counted for value, _ in client_accuracies(run, prefix)]
         if found:
             boxes.append(quantile_box(place, method.label, found))
             levels = np.linspace(0, 1, min(len(found), 200) + 1)
             curve = np.quantile(found, levels, method="inverted_cdf").tolist()
             shares.append(line(place, method.label, curve, (100 * levels).tolist(), line={"shape": "hv"}))
     if not boxes:
-        return Section("clients", "Clients")
-    return Section(
-        "clients",
-        "Clients",
-        [
-            Figure(
-                "clients-box",
-                "Accuracy on each client's own data",
-                boxes,
-                axes("accuracy (%)", ""),
-                "Box: the middle half of the clients, the median. Whiskers: 5 and 95 %. Dashed: the mean.",
-                ("method", *QUANTILES, "mean"),
-            ),
-            Figure(
-                "clients-share",
-                "Clients at or below an accuracy",
-                shares,
-                axes("accuracy (%)", "share of clients (%)"),
-                columns=("method", "accuracy (%)", "clients at or below (%)"),
-            ),
-        ],
-        "The final model on every client's training data, all seeds together.",
-    )
+        return []
+    name = "clients-test" if prefix else "clients"
+    return [
+        Figure(
+            f"{name}-box",
+            f"Accuracy on each client's own {kind} data",
+            boxes,
+            axes("accuracy (%)", ""),
+            "Box: the middle half of the clients, the median. Whiskers: 5 and 95 %. Dashed: the mean.",
+            ("method", *QUANTILES, "mean"),
+        ),
+        Figure(
+            f"{name}-share",
+            f"Clients at or below an accuracy on their {kind} data",
+            shares,
+            axes("accuracy (%)", "share of clients (%)"),
+            columns=("method", "accuracy (%)", "clients at or below (%)"),
+        ),
+    ]
 
 
 QUANTILES = {"5 %": 0.05, "25 %": 0.25, "50 %": 0.5, "75 %": 0.75, "95 %": 0.95}
