@@ -106,7 +106,10 @@ def summary(name: str, result: Mapping[str, Any]) -> str:  # noqa: PLR0911
             return f"global {_number(result['global'])}, clients' mean {_number(own)}"
         case "perturbation":
             means = {key: _mean(values) for key, values in result["cosine"].items()}
-            return ", ".join(f"cosine of {key} {each:.2f}" for key, each in means.items()) or "no estimate"
+            return (
+                ", ".join(f"cosine of {key} {each:.2f}" for key, each in means.items() if each is not None)
+                or "no estimate"
+            )
         case "local_stability" | "global_stability":
             what = "steps" if name == "local_stability" else "rounds"
             return f"{_number(result['discrepancy'][-1])} apart after {result[what][-1]} {what}"
