@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +26,7 @@ from ray.cluster_utils import Cluster  # noqa: E402
 from flatfed.engines import ray as engine  # noqa: E402
 
 PARTICIPANTS = 7
+EXAMPLE = Path(__file__).parents[2] / "examples" / "digits.toml"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -68,33 +74,99 @@ def test_compressed_uploads_and_error_feedback_are_the_same(monkeypatch):
     assert_same_bits(*both(algorithm, participants=PARTICIPANTS))
 
 
-def test_a_worker_killed_in_the_middle_of_a_round_changes_nothing(monkeypatch):
-    killed = []
-    real_get = ray.get
+class Pause:
+    """A loss that says in a file which worker computes it, and waits to be killed, the first few times."""
 
-    def get_after_a_kill(answer: Any, **options: Any) -> Any:
-        # The first time that the driver waits for a stretch, one of the workers is in the middle of it.
-        if not killed and isinstance(answer, ray.ObjectRef):
-            (victim, *_) = [made for made in engines if made.remote]
-            process = real_get(victim.remote[0].process.remote())
-            killed.append(process)
-            os.kill(process, signal.SIGKILL)
-        return real_get(answer, **options)
+    def __init__(self, folder: Path, times: int = 1) -> None:
+        self.folder, self.times, self.driver = folder, times, os.getpid()
 
-    engines: list[engine.RayEngine] = []
-    real_init = engine.RayEngine.__init__
+    def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        before = len(list(self.folder.glob("*.pid")))
+        if os.getpid() != self.driver and before < self.times:
+            (self.folder / f"{os.getpid()}.pid").touch()
+            time.sleep(60)
+        return torch.nn.functional.cross_entropy(outputs, targets)
 
-    def remembered(self: engine.RayEngine, *arguments: Any) -> None:
-        real_init(self, *arguments)
-        engines.append(self)
+    @contextlib.contextmanager
+    def killing(self) -> Iterator[list[int]]:
+        """Kills every worker that has got there, from a thread."""
+        killed: list[int] = []
+        over = threading.Event()
 
+        def watch() -> None:
+            while not over.wait(0.05):
+                for path in self.folder.glob("*.pid"):
+                    if int(path.stem) not in killed:
+                        killed.append(int(path.stem))
+                        os.kill(int(path.stem), signal.SIGKILL)
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        try:
+            yield killed
+        finally:
+            over.set()
+            thread.join()
+
+
+def test_a_worker_killed_in_the_middle_of_a_round_changes_nothing(tmp_path):
     algorithm = ff.fedmoswa(**GENERIC["fedmoswa"])
-    expected = run(algorithm, participants=PARTICIPANTS)
-    monkeypatch.setattr(engine.RayEngine, "__init__", remembered)
-    monkeypatch.setattr(engine.ray, "get", get_after_a_kill)
-    found = run(algorithm, participants=PARTICIPANTS, engine="ray", workers=2)
+    settings = {"participants": PARTICIPANTS, "path": "client"}
+    pause = Pause(tmp_path)
+    expected = run(algorithm, loss=pause, **settings)
+    with pause.killing() as killed:
+        found = run(algorithm, loss=pause, engine="ray", workers=2, **settings)
     assert len(killed) == 1
     assert_same_bits(expected, found)
+
+
+def test_clients_that_kill_every_worker_end_the_run(tmp_path):
+    pause = Pause(tmp_path, times=100)
+    with (
+        pause.killing() as killed,
+        pytest.raises(ff.FlatfedError, match=r"round 1: 3 workers were lost with clients \["),
+    ):
+        run(ff.fedavg(), loss=pause, participants=2, path="client", engine="ray", workers=2)
+    assert len(killed) >= engine.ATTEMPTS
+
+
+def test_a_lost_node_takes_nothing_with_it(cluster):
+    algorithm = ff.fedmoswa(**GENERIC["fedmoswa"])
+    expected = run(algorithm, participants=PARTICIPANTS)
+    third = cluster.add_node(num_cpus=1)
+    rounds = []
+
+    def lose(progress: ff.Progress) -> None:
+        rounds.append(progress.round)
+        if progress.round == 1:
+            cluster.remove_node(third)
+
+    found = run(algorithm, participants=PARTICIPANTS, engine="ray", workers=3, recorder=lose)
+    assert rounds == list(range(1, len(expected.history) + 1))
+    assert_same_bits(expected, found)
+
+
+def test_more_workers_than_there_is_room_for_are_no_reason_to_wait():
+    expected, found = run(ff.scaffold()), run(ff.scaffold(), engine="ray", workers=5)
+    assert_same_bits(expected, found)
+
+
+def test_a_cluster_without_room_is_said_to_have_none(monkeypatch):
+    monkeypatch.setattr(engine, "PATIENCE", 0.0)
+    with pytest.raises(ff.FlatfedError, match="no worker has started in 0 seconds"):
+        run(ff.fedavg(), engine="ray")
+
+
+def test_what_cannot_be_sent_is_said_to():
+    lock = threading.Lock()
+    with pytest.raises(ff.FlatfedError, match="cannot be sent to workers"):
+        run(
+            ff.fedavg(),
+            loss=lambda outputs, targets: (
+                torch.nn.functional.cross_entropy(outputs, targets) * (lock is not None)
+            ),
+            engine="ray",
+        )
 
 
 def test_data_from_a_function_are_loaded_on_the_workers():
@@ -138,6 +210,17 @@ def test_a_run_goes_on_under_another_engine(tmp_path):
     expected = run(algorithm, rounds=5)
     run(algorithm, rounds=2, folder=tmp_path / "run")
     assert_same_bits(expected, run(algorithm, rounds=5, folder=tmp_path / "run", engine="ray", workers=2))
+
+
+def test_the_command_line_reaches_a_cluster_by_its_address(cluster, tmp_path):
+    """In a process of its own, whose Ray is not yet started."""
+    for name, more in {"local": [], "remote": ["--ray-address", cluster.address]}.items():
+        command = [sys.executable, "-m", "flatfed", "run", str(EXAMPLE), "--runs", str(tmp_path / name)]
+        command += ["--set", "training.rounds=2", *more]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr
+    local, remote = sorted(tmp_path.glob("*/*/model.safetensors"))
+    assert local.read_bytes() == remote.read_bytes()
 
 
 @pytest.mark.parametrize(

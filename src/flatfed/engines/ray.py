@@ -1,9 +1,9 @@
 """The Ray engine: the same chunks of clients on the workers of a cluster, and the same bits.
 
-The driver keeps the server's and the clients' vectors, so a lost worker takes nothing with it: Ray starts it
-again, perhaps elsewhere, and repeats its stretch of the cohort, whose sums the driver has not seen yet. What
-is broadcast travels once to each node and round. Clients' samples lie in Ray's object store in shards, of
-which a node fetches those that it needs, once; data that come from a function are loaded where they are used.
+The driver keeps the server's and the clients' vectors, so a lost worker takes nothing with it: its stretch of
+the cohort, whose sums the driver has not seen yet, goes to another, and a new worker is asked for. What is
+broadcast travels once to each node and round. Clients' samples lie in Ray's object store in shards, of which
+a node fetches those that it needs, once; data that come from a function are loaded where they are used.
 Every worker returns partial sums, which the driver adds up in the order of the cohort.
 
 Evaluation, and whatever the server does by itself, stays with the driver.
@@ -15,7 +15,9 @@ import copy
 import functools
 import logging
 import os
+import pickle
 import socket
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -40,6 +42,10 @@ try:
 except ImportError:
     raise FlatfedError("engine = 'ray': Ray is not installed; pip install 'flatfed[ray]'") from None
 
+ATTEMPTS = 3
+"""So often a stretch of the cohort is handed out before its clients are taken for the reason of the loss."""
+PATIENCE = 300.0
+"""Seconds that a cluster may take to find room for a first worker."""
 SHARDS = 256
 """At most so many pieces of the clients' data; a node keeps those that it has needed."""
 
@@ -137,7 +143,8 @@ class RayEngine(LocalEngine):
         if self._started:
             try:
                 ray.init(
-                    address=settings.ray_address,
+                    # Not whatever cluster may once have been on this machine.
+                    address=settings.ray_address or "local",
                     include_dashboard=False,
                     log_to_driver=False,
                     logging_level=logging.ERROR,
@@ -148,26 +155,39 @@ class RayEngine(LocalEngine):
                     f"ray_address = {settings.ray_address!r}: no cluster answers there ({_first_line(error)})"
                 ) from None
         self.workers = settings.workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
-        data: Federation
-        if isinstance(self.federation, PooledFederation):
-            data = ShardedFederation(self.federation)
-        else:
-            data = copy.copy(self.federation)
-            data.test = None
-        kind: Any = ray.remote(
-            num_cpus=1,
-            num_gpus=1 if self.plan.device.type == "cuda" else 0,
-            # A lost worker is started again and repeats what it had not returned.
-            max_restarts=-1,
-            max_task_retries=-1,
-        )(RemoteWorker)
-        # Kept here: a worker that is started again asks for them again.
-        self._shared = [ray.put(each) for each in (self.plan, model, data)]
-        self.remote = [kind.remote(self._shared) for _ in range(self.workers)]
+        self._idle_remote: list[Any] = []
+        self._starting: dict[Any, Any] = {}
+        """Workers that have not answered yet, by what they will answer."""
+        # A lost worker is replaced here, not by Ray, which would wait for room for it.
+        self._kind: Any = ray.remote(num_cpus=1, num_gpus=1 if self.plan.device.type == "cuda" else 0)(
+            RemoteWorker
+        )
+        try:
+            data: Federation
+            if isinstance(self.federation, PooledFederation):
+                data = ShardedFederation(self.federation)
+            else:
+                data = copy.copy(self.federation)
+                data.test = None
+            # Kept here: a worker that is started later asks for them too.
+            self._shared = [ray.put(each) for each in (self.plan, model, data)]
+        except (TypeError, AttributeError, pickle.PicklingError) as error:
+            self.close()
+            raise FlatfedError(
+                f"engine = 'ray': the model, the loss or the data cannot be sent to workers "
+                f"({_first_line(error)})"
+            ) from None
+        for _ in range(self.workers):
+            self._start_worker()
+
+    def _start_worker(self) -> None:
+        worker = self._kind.remote(self._shared)
+        self._starting[worker.process.remote()] = worker
 
     def close(self) -> None:
-        for worker in self.remote:
+        for worker in [*self._idle_remote, *self._starting.values()]:
             ray.kill(worker)
+        self._idle_remote, self._starting = [], {}
         if self._started:
             ray.shutdown()
         super().close()
@@ -181,32 +201,69 @@ class RayEngine(LocalEngine):
         chunks: Sequence[Sequence[int]],
     ) -> Iterator[Piece]:
         sent = ray.put((received, buffers))
-        size = -(-len(chunks) // len(self.remote))
+        size = -(-len(chunks) // self.workers)
         stretches = [chunks[start : start + size] for start in range(0, len(chunks), size)]
-        waiting = [
-            worker.train.remote(
-                size * number,
-                stretch,
-                sent,
-                [[store.read(client, received["model"]) for client in members] for members in stretch],
-                round_number,
+
+        waiting, losses = deque(range(len(stretches))), [0] * len(stretches)
+        running: dict[Any, tuple[int, Any]] = {}
+        found: dict[int, tuple[list[Piece], list[list[dict[str, Tensor]]]]] = {}
+        upcoming = 0
+        while upcoming < len(stretches):
+            while waiting and self._idle_remote:
+                number, worker = waiting.popleft(), self._idle_remote.pop()
+                states = [
+                    [store.read(client, received["model"]) for client in members]
+                    for members in stretches[number]
+                ]
+                answer = worker.train.remote(size * number, stretches[number], sent, states, round_number)
+                running[answer] = number, worker
+            for answer in self._answered(running):
+                number, worker = running.pop(answer)
+                try:
+                    found[number] = ray.get(answer)
+                except RayTaskError as error:
+                    # What a worker raised, without Ray's own account of where.
+                    raise error.cause if isinstance(error.cause, FlatfedError) else error from None
+                except RayError as error:
+                    losses[number] += 1
+                    if losses[number] == ATTEMPTS:
+                        clients = [client for members in stretches[number] for client in members]
+                        raise FlatfedError(
+                            f"round {round_number + 1}: {ATTEMPTS} workers were lost with clients {clients} "
+                            f"({_first_line(error)}); perhaps they take more memory than there is"
+                        ) from None
+                    waiting.appendleft(number)
+                    self._start_worker()
+                else:
+                    self._idle_remote.append(worker)
+            # In the order of the cohort, whoever was first.
+            while upcoming in found:
+                pieces, new_states = found.pop(upcoming)
+                for members, own in zip(stretches[upcoming], new_states, strict=True):
+                    for client, state in zip(members, own, strict=True):
+                        store.stage(client, state)
+                yield from pieces
+                upcoming += 1
+
+    def _answered(self, running: Mapping[Any, Any]) -> list[Any]:
+        """Waits for an answer; workers that have started meanwhile become idle."""
+        answers, _ = ray.wait([*running, *self._starting], timeout=PATIENCE)
+        if not answers and not running:
+            raise FlatfedError(
+                f"engine = 'ray': no worker has started in {PATIENCE:g} seconds; the cluster has no free CPU"
+                + (" with a GPU" if self.plan.device.type == "cuda" else "")
             )
-            for number, (worker, stretch) in enumerate(zip(self.remote, stretches, strict=False))
-        ]
-        for stretch, answer in zip(stretches, waiting, strict=True):
+        for started in [answer for answer in answers if answer in self._starting]:
+            worker = self._starting.pop(started)
             try:
-                pieces, new_states = ray.get(answer)
-            except RayTaskError as error:
-                # What a worker raised, without Ray's own account of where.
-                raise error.cause if isinstance(error.cause, FlatfedError) else error from None
+                ray.get(started)
             except RayError as error:
                 raise FlatfedError(
-                    f"engine = 'ray': a worker was lost for good ({_first_line(error)})"
+                    f"engine = 'ray': a worker cannot start ({_first_line(error)}); nodes need flatfed and "
+                    "what the model and the data are made of"
                 ) from None
-            for members, states in zip(stretch, new_states, strict=True):
-                for client, state in zip(members, states, strict=True):
-                    store.stage(client, state)
-            yield from pieces
+            self._idle_remote.append(worker)
+        return [answer for answer in answers if answer in running]
 
 
 def _check_address(address: str | None) -> None:
