@@ -11,11 +11,12 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from problems import GENERIC, federation, network, run
+from problems import GENERIC, federation, generic, network, run
 
 import flatfed as ff
 
@@ -65,6 +66,34 @@ def test_it_gives_the_bits_of_the_local_engine(name, path, monkeypatch):
     monkeypatch.setattr("flatfed.engines.local.MATRIX_CLIENTS", 2)
     algorithm = ff.ALGORITHMS[name](**GENERIC[name])
     assert_same_bits(*both(algorithm, participants=PARTICIPANTS, path=path))
+
+
+class InThisProcess:
+    """Stands in for Ray's actors: what is sent to them and comes back passes through Ray's object store."""
+
+    def __init__(self, kind: type) -> None:
+        self.kind = kind
+
+    def remote(self, shared: list[Any]) -> Any:
+        worker = self.kind(shared)
+
+        def called(method: Any) -> Any:
+            def call(*arguments: Any) -> Any:
+                sent = [each if isinstance(each, ray.ObjectRef) else ray.put(each) for each in arguments]
+                return ray.put(method(*ray.get(sent)))
+
+            return SimpleNamespace(remote=call)
+
+        return SimpleNamespace(process=called(worker.process), train=called(worker.train))
+
+
+@pytest.mark.parametrize("name", ff.ALGORITHMS)
+def test_every_algorithm_gives_the_bits_of_the_local_engine(name, monkeypatch):
+    expected = run(generic(name), participants=PARTICIPANTS, path="client")
+    monkeypatch.setattr(engine.ray, "remote", lambda **options: InThisProcess)
+    monkeypatch.setattr(engine.ray, "kill", lambda worker: None)
+    found = run(generic(name), participants=PARTICIPANTS, path="client", engine="ray", workers=3)
+    assert_same_bits(expected, found)
 
 
 def test_compressed_uploads_and_error_feedback_are_the_same(monkeypatch):
