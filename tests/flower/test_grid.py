@@ -691,6 +691,21 @@ def test_evaluation_on_the_sites_own_data(tmp_path):
     assert found.history[3]["clients_loss"] == pytest.approx(sums / total, rel=1e-12)
 
 
+def test_sites_may_differ_in_whether_they_have_test_data(tmp_path):
+    deployment = Deployment(tmp_path, ff.fedavg(), rounds=1, evaluate_every=1)
+    deployment.task = replace(deployment.task, metrics=None)
+    deployment.restart()
+
+    def load_test(context: Context) -> Any:
+        return None if context.node_config["name"] == "site-3" else deployment.load(context)
+
+    deployment.grid.app = client_app(deployment.task, deployment.load, load_test)
+    found = deployment.serve()
+    assert ["test_samples" in site for site in found.per_client] == [name != "site-3" for name in NAMES]
+    assert set(found.client_spreads) == {"train", "test"} and "clients_test_accuracy" in found.history[0]
+    assert (tmp_path / "run" / "model.safetensors").exists()
+
+
 def test_the_apps_run_with_test_data_of_the_servers_own(tmp_path):
     deployment = Deployment(tmp_path, ff.fedavg())
     own = deployment.data.client(0)

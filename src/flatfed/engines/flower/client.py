@@ -42,16 +42,17 @@ STATE = "flatfed-state"
 log = logging.getLogger("flwr.flatfed")
 
 Load = Callable[[Context], Samples]
+LoadTest = Callable[[Context], Samples | None]
 
 
-def client_app(task: Task, load: Load, load_test: Load | None = None) -> ClientApp:
+def client_app(task: Task, load: Load, load_test: LoadTest | None = None) -> ClientApp:
     """A Flower ClientApp that takes part in any of flatfed's algorithms.
 
-    `load(context)` returns this site's (inputs, targets) and `load_test(context)` test samples of its own;
-    `context.node_config` is what the site's operator gave to its SuperNode. Of that, flatfed reads `name`
-    (for nodes that have no registered one), `device`, `threads` (1 gives the bits of the local engine, more
-    are faster for large models) and `state`, the folder in which the client keeps its vectors, by default
-    flatfed-state in the SuperNode's working folder.
+    `load(context)` returns this site's (inputs, targets) and `load_test(context)` test samples of its own, or
+    None if it has none; `context.node_config` is what the site's operator gave to its SuperNode. Of that,
+    flatfed reads `name` (for nodes that have no registered one), `device`, `threads` (1 gives the bits of the
+    local engine, more are faster for large models) and `state`, the folder in which the client keeps its
+    vectors, by default flatfed-state in the SuperNode's working folder.
     """
     app = ClientApp()
 
@@ -95,7 +96,7 @@ def _describe(task: Task, load: Load, context: Context) -> RecordDict:
     )
 
 
-def _federation(task: Task, load: Load, load_test: Load | None, context: Context) -> LoadedFederation:
+def _federation(task: Task, load: Load, load_test: LoadTest | None, context: Context) -> LoadedFederation:
     """This site as a federation in which every client is itself."""
     samples = load(context)
     tests = load_test and load_test(context)
@@ -108,7 +109,7 @@ class _Site:
     """One message's order, and the engine that carries it out."""
 
     def __init__(
-        self, task: Task, load: Load, load_test: Load | None, asked: RecordDict, context: Context
+        self, task: Task, load: Load, load_test: LoadTest | None, asked: RecordDict, context: Context
     ) -> None:
         self.order = read_header(Order, asked)
         model = task.model()
