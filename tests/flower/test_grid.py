@@ -635,6 +635,52 @@ def test_a_federation_that_is_not_complete_does_not_begin(clients, complaint, tm
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("claim", "complaint"),
+    [
+        ({"samples": 10**13}, "samples = 10000000000000: "),
+        ({"samples": 10**19}, "samples = 10000000000000000000: "),
+        ({"input_shape": [-1]}, "input_shape.0 = -1: "),
+        ({"input_shape": [2**20, 2**20]}, "input_shape: 1099511627776 values in one sample"),
+    ],
+    ids=["many samples", "more samples than a number holds", "negative shape", "huge shape"],
+)
+def test_sites_with_impossible_data_do_not_belong(claim, complaint, tmp_path, caplog):
+    deployment = Deployment(tmp_path, ff.fedavg())
+
+    def boast(site: str, message: Message, reply: Message) -> Message:
+        return changed_header(**claim)(reply) if message.metadata.message_type == "query" else reply
+
+    deployment.grid.fault = boast
+    with pytest.raises(ff.FlatfedError, match="only 0 sites are there"):
+        deployment.serve()
+    assert complaint in caplog.text
+
+
+def test_a_site_with_very_many_samples_costs_the_server_nothing(tmp_path):
+    """What it draws from them is its own affair; its server only counts the steps."""
+    deployment = Deployment(tmp_path, ff.fedavg(), rounds=2, participants=8)
+    claimed = 10**8
+
+    def boast(site: str, message: Message, reply: Message) -> Message:
+        boasting = site == NAMES[3] and message.metadata.message_type in {"query", "train"}
+        return changed_header(samples=claimed)(reply) if boasting else reply
+
+    deployment.grid.fault = boast
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "randperm", limited(torch.randperm))
+        found = deployment.serve()
+    assert [line["participants"] for line in found.history] == [8, 8]
+
+
+def limited(draw: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def drawn(count: int, **options: Any) -> torch.Tensor:
+        assert count < 10**6
+        return draw(count, **options)
+
+    return drawn
+
+
 def test_nodes_of_one_name_do_not_take_part(tmp_path, caplog):
     deployment = Deployment(tmp_path, ff.fedavg(), registered=False)
     deployment.grid.nodes["site-3"] = deployment.grid.nodes["site-4"]
@@ -704,6 +750,33 @@ def test_sites_may_differ_in_whether_they_have_test_data(tmp_path):
     assert ["test_samples" in site for site in found.per_client] == [name != "site-3" for name in NAMES]
     assert set(found.client_spreads) == {"train", "test"} and "clients_test_accuracy" in found.history[0]
     assert (tmp_path / "run" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("forged", "complaint"),
+    [
+        ([{"test_samples": 0.0}], "test_samples = 0: at least 1"),
+        ([{"loss": 1e308}, {"loss": -1e308}], "found.loss = -1e+308"),
+        ([{"test_loss": 1e308}, {"test_loss": -1e308}], "found.test_loss = 1e+308"),
+    ],
+    ids=["no test samples", "huge losses", "huge test losses"],
+)
+def test_a_forged_evaluation_is_left_out(forged, complaint, tmp_path, caplog):
+    deployment = Deployment(tmp_path, ff.fedavg(), rounds=1, evaluate_every=1)
+    deployment.grid.app = client_app(deployment.task, deployment.load, deployment.load)
+
+    def forge(site: str, message: Message, reply: Message) -> Message:
+        number = NAMES.index(site)
+        if message.metadata.message_type == "evaluate" and number < len(forged):
+            header = json.loads(reply.content["header"]["json"])
+            return changed_header(found=header["found"] | forged[number])(reply)
+        return reply
+
+    deployment.grid.fault = forge
+    found = deployment.serve()
+    assert complaint in caplog.text
+    assert [site["client"] for site in found.per_client] == list(range(len(forged), len(NAMES)))
+    assert 0 < found.history[0]["clients_loss"] < 10
 
 
 def test_the_apps_run_with_test_data_of_the_servers_own(tmp_path):

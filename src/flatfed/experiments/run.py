@@ -21,7 +21,7 @@ from flatfed.core.algorithm import Algorithm, Cohort, Part, ServerContext, Work,
 from flatfed.core.errors import DivergedError, FlatfedError, shown
 from flatfed.core.flat import Loss, apply_buffer_change, load_buffers, load_vector
 from flatfed.core.rounds import broadcast, server_round
-from flatfed.core.sampling import batches, cohort
+from flatfed.core.sampling import cohort, local_steps
 from flatfed.core.settings import Settings, SettingsOptions
 from flatfed.core.state import ClientStore, State, initial_state
 from flatfed.data.federation import Federation, PooledFederation
@@ -364,7 +364,7 @@ class _Training:
 
     def _server_context(self, buffers: State) -> ServerContext:
         engine = self.engine
-        steps = len(batches(self.settings, len(engine.federation.client(0)), self.round, 0))
+        steps = local_steps(self.settings, len(engine.federation.client(0)))
         rates = self.algorithm.schedule.rates(self.settings.rate(self.round), steps)
         return ServerContext(
             round=self.round,

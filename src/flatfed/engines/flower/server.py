@@ -15,7 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 from torch import Tensor, nn
 
 from flatfed.core.errors import FlatfedError
-from flatfed.core.sampling import batches
+from flatfed.core.sampling import local_steps
 from flatfed.core.state import ClientStore, State, Vector, initial_state
 from flatfed.data.federation import ClientData, Federation, Samples
 from flatfed.engines.flower.nodes import Nodes, ask
@@ -298,7 +298,7 @@ class FlowerEngine(LocalEngine):
         decoded, size = decode_payloads(record, plan.algorithm, plan.layout.size, plan.layout.dtype)
         changes = unpack(array_record(answer, "buffers"), change_shapes(buffers))
         vectors = {name: value.to(plan.device) for name, value in decoded.items()}
-        steps = len(batches(plan.settings, expected, upload.round, client))
+        steps = local_steps(plan.settings, expected)
         totals = Totals(
             upload=vectors,
             buffers={name: value.to(plan.device) for name, value in changes.items()},
@@ -341,6 +341,8 @@ class FlowerEngine(LocalEngine):
             raise FlatfedError(f"found: {sorted(names)} where {sorted(own)} belong")
         if evaluation.found["samples"] != self.known.samples[client]:
             raise FlatfedError("samples: not as many as when the run began")
+        if evaluation.found.get("test_samples", 1) < 1:
+            raise FlatfedError(f"test_samples = {evaluation.found['test_samples']:g}: at least 1 belongs")
         return {"client": client, **evaluation.found}
 
     def after_round(self, progress: Progress) -> dict[str, float]:

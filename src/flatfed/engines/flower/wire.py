@@ -7,12 +7,13 @@ numbers), and anything else is refused in one line.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping
 from typing import Annotated, TypeVar
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from flatfed.core.algorithm import Algorithm, Compressor
@@ -21,8 +22,24 @@ from flatfed.core.state import Dimensions, State
 
 RAW, PAYLOAD = "flatfed.raw", "flatfed.payload"
 
-Number = Annotated[float, Field(allow_inf_nan=False)]
-Whole = Annotated[int, Field(strict=True, ge=0)]
+LARGEST = 1e100
+"""Of single numbers: sums of such, however weighted, are still finite."""
+MOST_SAMPLES = 10**8
+"""At one site. A site shuffles its samples in memory, and the server lists its steps."""
+MOST_VALUES = 2**28
+"""In one sample, of which the server makes one that is blank."""
+
+Number = Annotated[float, Field(allow_inf_nan=False, ge=-LARGEST, le=LARGEST)]
+Whole = Annotated[int, Field(strict=True, ge=0, le=2**53)]
+
+
+def _small_enough(shape: tuple[int, ...]) -> tuple[int, ...]:
+    if math.prod(shape) > MOST_VALUES:
+        raise ValueError(f"{math.prod(shape)} values in one sample; at most {MOST_VALUES} are possible")
+    return shape
+
+
+Shape = Annotated[tuple[Whole, ...], Field(max_length=16), AfterValidator(_small_enough)]
 RunName = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 
 
@@ -72,10 +89,10 @@ class Description(Header):
     """What a site tells about itself before a run begins: how much data, and how one sample looks."""
 
     name: str
-    samples: Annotated[int, Field(strict=True, ge=1)]
-    input_shape: tuple[int, ...]
+    samples: Annotated[int, Field(strict=True, ge=1, le=MOST_SAMPLES)]
+    input_shape: Shape
     input_dtype: str
-    target_shape: tuple[int, ...]
+    target_shape: Shape
     target_dtype: str
 
 
