@@ -31,6 +31,7 @@ from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_m
 from flatfed.engines.flower import FederationSettings, Task, client_app, server_app
 from flatfed.engines.flower import nodes as nodes_module
 from flatfed.engines.flower.server import serve
+from flatfed.engines.flower.wire import decode_payloads, pack_payloads
 
 NAMES = [f"site-{number}" for number in range(8)]
 SHUFFLED = [NAMES[number] for number in (5, 0, 3, 7, 1, 6, 2, 4)]
@@ -318,6 +319,8 @@ MALFORMED: dict[str, tuple[Fault, str]] = {
     "not a number": (changed_vector(poisoned(math.nan)), "not finite"),
     "infinite": (changed_vector(poisoned(math.inf)), "not finite"),
     "infinite buffer": (changed_vector(poisoned(math.inf), "buffers"), "not finite"),
+    "vector whose square overflows": (changed_vector(poisoned(1e200)), "numbers beyond 1e+100"),
+    "buffer whose sum overflows": (changed_vector(poisoned(-1e308), "buffers"), "numbers beyond 1e+100"),
     "buffer of another shape": (
         changed_vector(
             lambda array: Array(array.dtype, (1, *array.shape), array.stype, array.data), "buffers"
@@ -409,6 +412,43 @@ def test_a_damaged_compressed_upload_is_refused(tmp_path, caplog):
     found = deployment.serve()
     assert f"site-{client} (client {client}) is left out" in caplog.text
     assert_same_bits(local(deployment, {(1, client)}), found, "flatness_distance")
+
+
+def test_a_payload_beyond_the_models_precision_is_refused():
+    algorithm = ff.build({"name": "fedavg", "compress": {"part": "sign"}})
+    payload = algorithm.compress.encode(torch.full((8,), 1e30), torch.Generator())
+    record = pack_payloads({"displacement": payload})
+    with pytest.raises(ff.FlatfedError, match=r"^displacement: .* not finite in float16"):
+        decode_payloads(record, algorithm, 8, torch.float16)
+
+
+class Single(nn.Module):
+    """Has a buffer in single precision."""
+
+    def __init__(self, step: float) -> None:
+        super().__init__()
+        self.step = step
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.seen += self.step
+        return inputs
+
+
+def test_a_buffer_beyond_its_own_precision_is_refused(tmp_path, caplog):
+    deployment = Deployment(tmp_path, ff.fedavg(), lambda: nn.Sequential(Single(1.0), network()))
+    client = deployment.members(1)[0]
+    only(deployment, client, 1, changed_vector(poisoned(1e50), "buffers"))
+    found = deployment.serve()
+    assert "0.seen: with this change it would not be finite" in caplog.text
+    assert_same_bits(local(deployment, {(1, client)}), found)
+
+
+def test_a_buffer_that_diverges_stops_the_run():
+    model = nn.Sequential(Single(3e38), network())
+    with pytest.raises(ff.DivergedError, match=r"^round 1: the buffer '0\.seen' is no longer finite"):
+        run(ff.fedavg(), model=model, **{**DEFAULTS, "path": "client"})
 
 
 def test_a_client_that_raises_or_vanishes_is_left_out(tmp_path, caplog):

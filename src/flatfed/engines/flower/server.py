@@ -15,12 +15,14 @@ from flwr.serverapp import Grid, ServerApp
 from torch import Tensor, nn
 
 from flatfed.core.errors import FlatfedError
+from flatfed.core.flat import apply_buffer_change, no_longer_finite
 from flatfed.core.sampling import local_steps
 from flatfed.core.state import ClientStore, State, Vector, initial_state
 from flatfed.data.federation import ClientData, Federation, Samples
 from flatfed.engines.flower.nodes import Nodes, ask
 from flatfed.engines.flower.task import Task
 from flatfed.engines.flower.wire import (
+    LARGEST,
     Description,
     Evaluation,
     Order,
@@ -298,10 +300,17 @@ class FlowerEngine(LocalEngine):
         decoded, size = decode_payloads(record, plan.algorithm, plan.layout.size, plan.layout.dtype)
         changes = unpack(array_record(answer, "buffers"), change_shapes(buffers))
         vectors = {name: value.to(plan.device) for name, value in decoded.items()}
+        for name, value in [*decoded.items(), *changes.items()]:
+            if value.numel() and float(value.abs().max()) > LARGEST:
+                raise FlatfedError(f"{name}: it holds numbers beyond {LARGEST:g}")
+        moved = {name: value.to(plan.device) for name, value in changes.items()}
+        spoilt = no_longer_finite(buffers, apply_buffer_change(buffers, moved))
+        if spoilt is not None:
+            raise FlatfedError(f"{spoilt}: with this change it would not be finite")
         steps = local_steps(plan.settings, expected)
         totals = Totals(
             upload=vectors,
-            buffers={name: value.to(plan.device) for name, value in changes.items()},
+            buffers=moved,
             rate=sum(plan.algorithm.schedule.rates(plan.settings.rate(upload.round), steps)),
             loss=upload.loss,
             evaluations=upload.evaluations,

@@ -23,7 +23,7 @@ from flatfed.core.state import Dimensions, State
 RAW, PAYLOAD = "flatfed.raw", "flatfed.payload"
 
 LARGEST = 1e100
-"""Of single numbers: sums of such, however weighted, are still finite."""
+"""Of any number: sums and squares of such, however weighted, are still finite in double precision."""
 MOST_SAMPLES = 10**8
 """At one site. A site shuffles its samples in memory, and the server lists its steps."""
 MOST_VALUES = 2**28
@@ -197,6 +197,9 @@ def decode_payloads(
         except (ValueError, IndexError, RuntimeError) as error:
             # Whatever a forged payload does to a decoder must not stop the others' round.
             raise FlatfedError(f"{name}: {error}") from None
+        # A scale that is finite on the wire may not be in the model's own precision.
+        if not bool(torch.isfinite(decoded[name]).all()):
+            raise FlatfedError(f"{name}: it holds numbers that are not finite in {dtype_name(dtype)}")
     return decoded, sum(len(array.data) for array in found.values())
 
 
