@@ -637,6 +637,35 @@ def test_a_node_that_comes_back_is_waited_for(tmp_path):
     assert len(looks) == 3
 
 
+@pytest.mark.parametrize("lost", [1, 3])
+def test_a_site_whose_description_was_lost_is_asked_again(lost, tmp_path):
+    deployment = Deployment(tmp_path, ff.scaffold(), registered=False, rounds=2)
+    deployment.serve()
+    deployment.restart(rounds=9)
+    queries = []
+
+    def lose(site: str, message: Message, reply: Message) -> Message | None:
+        if (site, message.metadata.message_type) == (NAMES[3], "query"):
+            queries.append(site)
+            return None if len(queries) <= lost else reply
+        return reply
+
+    deployment.grid.fault = lose
+    found = deployment.serve()
+    member = [number for number in range(2, 9) if 3 in deployment.members(number)]
+    # One query comes with the first round, then one with each round in which it is missing.
+    assert_same_bits(local(deployment, {(number, 3) for number in member[: lost - 1]}), found)
+    assert len(queries) == lost + 1
+
+
+def test_a_stranger_that_says_nothing_is_asked_once(tmp_path):
+    deployment = Deployment(tmp_path, ff.fedavg(), registered=False, clients=tuple(NAMES))
+    deployment.grid.ids["stranger"], deployment.grid.nodes["stranger"] = 99, {"name": "stranger"}
+    deployment.grid.fault = lambda site, message, reply: None if site == "stranger" else reply
+    assert_same_bits(local(deployment), deployment.serve())
+    assert [site for site, _ in deployment.grid.sent].count("stranger") == 1
+
+
 # -- who belongs to it -------------------------------------------------------------------------------------
 
 

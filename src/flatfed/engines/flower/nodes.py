@@ -77,6 +77,9 @@ class Nodes:
     def wait(self, enough: int, among: Iterable[str]) -> dict[str, int]:
         """Those of some sites that are there; waits for `enough` of them, but not for ever."""
         wanted, deadline = set(among), time.monotonic() + self.timeout
+        if not wanted <= self.online().keys():
+            # A site's answer may only have been lost. With nobody missing, strangers are not waited for.
+            self._silent.clear()
         while True:
             online = {name: node for name, node in self.online().items() if name in wanted}
             if len(online) >= enough or time.monotonic() > deadline:
