@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
 import sys
 import tomllib
 
@@ -85,6 +88,27 @@ def test_the_app_runs_as_written(tmp_path, monkeypatch):
     assert done.exit_code == 0 and "fedmoswa" in (tmp_path / "report.html").read_text()
     done = RUNNER.invoke(command_line, ["resume", str(tmp_path / "run")])
     assert done.exit_code == 2 and "start its Flower app again" in done.output
+
+
+@pytest.mark.parametrize(
+    "before", [None, '[superlink]\ndefault = "mine"\n\n[superlink.mine]\naddress = "x:1"']
+)
+def test_its_readme_adds_to_flowers_settings(before, tmp_path):
+    blocks = re.findall(
+        r"^```sh\n(.*?)^```", (made(tmp_path) / "README.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    (block,) = [each for each in blocks if "config.toml" in each]
+    path = tmp_path / ".flwr" / "config.toml"
+    if before is not None:
+        path.parent.mkdir()
+        path.write_text(before)
+    for _ in range(2):
+        subprocess.run(["sh", "-ec", block], env={**os.environ, "HOME": str(tmp_path)}, check=True)
+    expected = tomllib.loads(before or "")
+    expected.setdefault("superlink", {})["here"] = {"address": "127.0.0.1:8000", "insecure": True}
+    assert tomllib.loads(path.read_text()) == expected
+    # What is pasted at once must not need a server that is still starting.
+    assert not [each for each in blocks if "flower-superlink" in each and "flwr run" in each]
 
 
 def test_a_config_without_a_federation_is_refused(tmp_path):
