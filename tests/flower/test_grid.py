@@ -614,6 +614,29 @@ def test_after_the_last_attempt_the_run_stops_and_can_go_on(tmp_path):
     assert_same_bits(local(deployment), deployment.serve())
 
 
+@pytest.mark.parametrize("lr", [1e120, 1e200])
+def test_divergence_at_every_site_is_told_as_such(lr, tmp_path):
+    deployment = Deployment(tmp_path, ff.fedavg(), lr=lr)
+    names = ", ".join(NAMES[client] for client in deployment.members(0))
+    with pytest.raises(ff.DivergedError, match=f"^round 1: training diverged at {names}; lower lr "):
+        deployment.serve()
+    trained = [site for site, message in deployment.grid.sent if trained_in(message) is not None]
+    assert len(trained) == 3, "they would do the same again"
+
+
+def test_divergence_of_buffers_alone_is_told_as_such(tmp_path):
+    deployment = Deployment(tmp_path, ff.fedavg(), lambda: nn.Sequential(Single(3e38), network()))
+    with pytest.raises(ff.DivergedError, match=r"^round 1: training diverged at "):
+        deployment.serve()
+
+
+def test_sites_that_are_missing_have_not_diverged(tmp_path):
+    deployment = Deployment(tmp_path, ff.fedavg(), lr=1e200, attempts=2)
+    only(deployment, deployment.members(0)[0], 0, lambda reply: None)
+    with pytest.raises(ff.FlatfedError, match=r"^minimum_clients = 1: round 1 had 0 valid uploads"):
+        deployment.serve()
+
+
 def test_a_node_that_comes_back_is_waited_for(tmp_path):
     deployment = Deployment(tmp_path, ff.scaffold(), minimum_clients=3, round_timeout=10.0)
     looks, (client, *_) = [], deployment.members(2)

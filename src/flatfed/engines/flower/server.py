@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord, Context, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor, nn
 
-from flatfed.core.errors import FlatfedError
+from flatfed.core.errors import DivergedError, FlatfedError
 from flatfed.core.flat import apply_buffer_change, no_longer_finite
 from flatfed.core.sampling import local_steps
 from flatfed.core.state import ClientStore, State, Vector, initial_state
@@ -22,6 +22,7 @@ from flatfed.data.federation import ClientData, Federation, Samples
 from flatfed.engines.flower.nodes import Nodes, ask
 from flatfed.engines.flower.task import Task
 from flatfed.engines.flower.wire import (
+    DIVERGED,
     LARGEST,
     Description,
     Evaluation,
@@ -211,6 +212,8 @@ class FlowerEngine(LocalEngine):
         self.digest = task.digest(model)
         # Which of the vectors that are sent once lie on a site's disk, as far as it has told.
         self.kept: dict[int, set[str]] = {}
+        # Those of the clients asked last who answered that their training diverged.
+        self.diverged: set[int] = set()
 
     @property
     def client_vectors(self) -> tuple[Vector, ...]:
@@ -247,6 +250,9 @@ class FlowerEngine(LocalEngine):
             accepted |= self._trained(received, buffers, orders, needed - len(accepted))
             if len(accepted) >= needed:
                 break
+            if self.diverged == set(missing) - accepted.keys():
+                # All that are missing; they would do the same steps again.
+                raise DivergedError(self._divergence(round_number))
             log.warning(
                 "round %d: %d of at least %d uploads after attempt %d of %d",
                 *(round_number + 1, len(accepted), needed, attempt + 1, settings.attempts),
@@ -259,6 +265,14 @@ class FlowerEngine(LocalEngine):
         for place, client in enumerate(sorted(accepted)):
             store.stage_row(client, torch.tensor([float(round_number)], dtype=self.client_dtype))
             yield Piece(place, 1, accepted[client])
+
+    def _divergence(self, round_number: int) -> str:
+        names = ", ".join(self.known.names[client] for client in sorted(self.diverged))
+        settings = self.plan.settings
+        return (
+            f"round {round_number + 1}: training diverged at {names}; lower lr (now {settings.lr:g}) or set "
+            f"clip (now {settings.clip})"
+        )
 
     def _trained(
         self, received: State, buffers: State, orders: dict[int, Order], needed: int
@@ -382,8 +396,9 @@ class FlowerEngine(LocalEngine):
             {node: contents[client] for node, client in by_node.items()},
             self.task.federation.round_timeout,
         )
-        for node, reason in failures.items():
-            self._refuse(by_node[node], f"{kind}: {reason}")
+        for node, failure in failures.items():
+            self._refuse(by_node[node], f"{kind}: {failure.reason}")
+        self.diverged = {by_node[node] for node, failure in failures.items() if failure.code == DIVERGED}
         return {by_node[node]: answer for node, answer in answers.items()}
 
     def _check_header(self, header: Upload | Evaluation, client: int, round_number: int) -> None:

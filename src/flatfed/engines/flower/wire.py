@@ -22,6 +22,8 @@ from flatfed.core.state import Dimensions, State
 
 RAW, PAYLOAD = "flatfed.raw", "flatfed.payload"
 
+REFUSED, DIVERGED = 1000, 1001
+"""The codes of errors that flatfed itself reports; Flower's own are small."""
 LARGEST = 1e100
 """Of any number: sums and squares of such, however weighted, are still finite in double precision."""
 MOST_SAMPLES = 10**8
