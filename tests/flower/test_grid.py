@@ -790,6 +790,30 @@ def test_a_run_is_not_continued_with_other_clients_or_another_algorithm(tmp_path
         Deployment(tmp_path, ff.scaffold()).serve()
 
 
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [
+        (lambda stored: stored | {"run": "../.."}, r"config\.json: federation\.run = '\.\./\.\.': "),
+        (lambda stored: stored | {"samples": "many"}, r"config\.json: federation\.samples = 'many': "),
+        (
+            lambda stored: stored | {"samples": [3]},
+            r"config\.json: federation: samples: 1 numbers for 8 names",
+        ),
+        (lambda stored: stored | {"names": 3}, r"config\.json: federation\.names = 3: "),
+        (lambda stored: stored | {"extra": 3}, r"config\.json: federation\.extra: unknown"),
+        (lambda stored: 3, r"config\.json: federation = 3: "),
+    ],
+)
+def test_a_damaged_population_is_refused(damage, complaint, tmp_path):
+    deployment = Deployment(tmp_path, ff.fedavg(), rounds=1)
+    deployment.serve()
+    path = tmp_path / "run" / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"federation": damage(config["federation"])}))
+    with pytest.raises(ff.FlatfedError, match=complaint):
+        deployment.serve()
+
+
 def test_sites_whose_samples_differ_in_form_are_refused(tmp_path):
     deployment = Deployment(tmp_path, ff.fedavg())
     real = deployment.load

@@ -54,6 +54,13 @@ def test_a_name_that_cannot_be_a_package_is_refused(name, tmp_path):
     assert not (tmp_path / name).exists()
 
 
+@pytest.mark.parametrize("name", ["flatfed", "torch", "email"])
+def test_a_name_that_would_hide_a_package_is_refused(name, tmp_path):
+    done = RUNNER.invoke(command_line, ["flower", "new", str(tmp_path / name)])
+    assert done.exit_code == 2 and f"there is a Python package {name}" in done.output
+    assert not (tmp_path / name).exists()
+
+
 def test_the_app_runs_as_written(tmp_path, monkeypatch):
     pytest.importorskip("flwr", reason="needs the extra flower: pip install 'flatfed[flower]'")
     from fake_grid import FakeGrid
@@ -121,6 +128,9 @@ def test_a_config_without_a_federation_is_refused(tmp_path):
         Task.read(path)
     path.write_text("[training]\nrounds = 1\n[federation]\ninput_shape = [4]\nclasses = 3\nclient = 4\n")
     with pytest.raises(ff.FlatfedError, match=r"^federation\.clients: missing"):
+        Task.read(path)
+    path.write_text("[training]\nrounds = 1\n[federation]\ninput_shape = [4]\nclasses = 3\nclients = []\n")
+    with pytest.raises(ff.FlatfedError, match=r"^federation\.clients: \(\) names no site"):
         Task.read(path)
     path.write_text("[training]\nrounds = 1\n[federation]\ninput_shape = 4\nclasses = 3\nclients = 4\n")
     with pytest.raises(ff.FlatfedError, match=r"^federation\.input_shape = 4: "):

@@ -6,15 +6,15 @@ import logging
 import math
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from flwr.app import ArrayRecord, Context, RecordDict
 from flwr.serverapp import Grid, ServerApp
+from pydantic import ValidationError, model_validator
 from torch import Tensor, nn
 
-from flatfed.core.errors import DivergedError, FlatfedError
+from flatfed.core.errors import DivergedError, FlatfedError, one_line
 from flatfed.core.flat import apply_buffer_change, no_longer_finite
 from flatfed.core.sampling import local_steps
 from flatfed.core.state import ClientStore, State, Vector, initial_state
@@ -26,7 +26,11 @@ from flatfed.engines.flower.wire import (
     LARGEST,
     Description,
     Evaluation,
+    Header,
     Order,
+    RunName,
+    SampleCount,
+    Shape,
     Upload,
     array_record,
     change_shapes,
@@ -89,24 +93,29 @@ def serve(
     asked = {
         "algorithm": task.algorithm.describe(),
         "training": task.settings.model_dump(),
-        "federation": asdict(known),
+        "federation": known.model_dump(),
     }
     log.info("the federation is %s; the run's folder is %s", ", ".join(known.names), folder)
     return run_engine(engine, folder, asked, [engine.after_round, *callbacks], evaluate_clients=True)
 
 
-@dataclass(frozen=True)
-class Population:
+class Population(Header):
     """The sites of a run: client i is always the same one."""
 
-    run: str
+    run: RunName
     """A name of this run alone, so that sites never use what they kept for another."""
     names: list[str]
-    samples: list[int]
-    input_shape: list[int]
+    samples: list[SampleCount]
+    input_shape: Shape
     input_dtype: str
-    target_shape: list[int]
+    target_shape: Shape
     target_dtype: str
+
+    @model_validator(mode="after")
+    def _as_many(self) -> Population:
+        if not self.names or len(self.names) != len(self.samples):
+            raise ValueError(f"samples: {len(self.samples)} numbers for {len(self.names)} names")
+        return self
 
     @classmethod
     def of(cls, sites: dict[str, Description]) -> Population:
@@ -122,9 +131,9 @@ class Population:
             run=uuid.uuid4().hex,
             names=list(sites),
             samples=[site.samples for site in sites.values()],
-            input_shape=list(first.input_shape),
+            input_shape=first.input_shape,
             input_dtype=first.input_dtype,
-            target_shape=list(first.target_shape),
+            target_shape=first.target_shape,
             target_dtype=first.target_dtype,
         )
 
@@ -143,11 +152,16 @@ def _stored(folder: Path) -> Population | None:
     if not path.exists():
         return None
     try:
-        return Population(**read_json(path)["federation"])
+        stored = read_json(path)["federation"]
     except (KeyError, TypeError):
         raise FlatfedError(
             f"{folder}: it holds a run that was no federation; choose another folder"
         ) from None
+    try:
+        return Population.model_validate(stored)
+    except ValidationError as error:
+        complaint = one_line(error, Population.model_fields, prefix="federation")
+        raise FlatfedError(f"{path}: {complaint}; restore the file or choose another folder") from None
 
 
 class SitesFederation(Federation):

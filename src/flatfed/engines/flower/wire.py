@@ -41,6 +41,7 @@ def _small_enough(shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape
 
 
+SampleCount = Annotated[int, Field(strict=True, ge=1, le=MOST_SAMPLES)]
 Shape = Annotated[tuple[Whole, ...], Field(max_length=16), AfterValidator(_small_enough)]
 RunName = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 
@@ -91,7 +92,7 @@ class Description(Header):
     """What a site tells about itself before a run begins: how much data, and how one sample looks."""
 
     name: str
-    samples: Annotated[int, Field(strict=True, ge=1, le=MOST_SAMPLES)]
+    samples: SampleCount
     input_shape: Shape
     input_dtype: str
     target_shape: Shape
