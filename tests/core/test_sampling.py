@@ -10,7 +10,7 @@ import torch
 
 from flatfed import FlatfedError, Settings
 from flatfed.core.random import key, numpy_generator, torch_generator
-from flatfed.core.sampling import batches, cohort, equal_batches
+from flatfed.core.sampling import batches, cohort, equal_batches, local_steps
 from flatfed.core.settings import SettingsOptions
 
 
@@ -28,6 +28,13 @@ def test_steps_take_full_batches_across_epochs():
     taken = batches(settings, 10, 0, 0)
     assert [len(batch) for batch in taken] == [4] * 5
     assert sorted(torch.cat(taken).tolist()) == sorted([*range(10), *range(10)])
+
+
+@pytest.mark.parametrize("work", [{"local_steps": 3}, {"local_epochs": 3}])
+@pytest.mark.parametrize("size", [None, 1, 4, 5, 99])
+def test_steps_are_counted_without_drawing(work, size):
+    settings = Settings(rounds=1, batch_size=size, **work)
+    assert local_steps(settings, 10) == len(batches(settings, 10, 0, 0))
 
 
 def test_a_client_smaller_than_a_batch_repeats_samples_evenly():

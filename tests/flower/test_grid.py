@@ -31,6 +31,7 @@ from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_m
 from flatfed.engines.flower import FederationSettings, Task, client_app, server_app
 from flatfed.engines.flower import nodes as nodes_module
 from flatfed.engines.flower.server import serve
+from flatfed.engines.flower.wire import decode_payloads, pack_payloads
 
 NAMES = [f"site-{number}" for number in range(8)]
 SHUFFLED = [NAMES[number] for number in (5, 0, 3, 7, 1, 6, 2, 4)]
@@ -318,6 +319,8 @@ MALFORMED: dict[str, tuple[Fault, str]] = {
     "not a number": (changed_vector(poisoned(math.nan)), "not finite"),
     "infinite": (changed_vector(poisoned(math.inf)), "not finite"),
     "infinite buffer": (changed_vector(poisoned(math.inf), "buffers"), "not finite"),
+    "vector whose square overflows": (changed_vector(poisoned(1e200)), "numbers beyond 1e+100"),
+    "buffer whose sum overflows": (changed_vector(poisoned(-1e308), "buffers"), "numbers beyond 1e+100"),
     "buffer of another shape": (
         changed_vector(
             lambda array: Array(array.dtype, (1, *array.shape), array.stype, array.data), "buffers"
@@ -409,6 +412,43 @@ def test_a_damaged_compressed_upload_is_refused(tmp_path, caplog):
     found = deployment.serve()
     assert f"site-{client} (client {client}) is left out" in caplog.text
     assert_same_bits(local(deployment, {(1, client)}), found, "flatness_distance")
+
+
+def test_a_payload_beyond_the_models_precision_is_refused():
+    algorithm = ff.build({"name": "fedavg", "compress": {"part": "sign"}})
+    payload = algorithm.compress.encode(torch.full((8,), 1e30), torch.Generator())
+    record = pack_payloads({"displacement": payload})
+    with pytest.raises(ff.FlatfedError, match=r"^displacement: .* not finite in float16"):
+        decode_payloads(record, algorithm, 8, torch.float16)
+
+
+class Single(nn.Module):
+    """Has a buffer in single precision."""
+
+    def __init__(self, step: float) -> None:
+        super().__init__()
+        self.step = step
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.seen += self.step
+        return inputs
+
+
+def test_a_buffer_beyond_its_own_precision_is_refused(tmp_path, caplog):
+    deployment = Deployment(tmp_path, ff.fedavg(), lambda: nn.Sequential(Single(1.0), network()))
+    client = deployment.members(1)[0]
+    only(deployment, client, 1, changed_vector(poisoned(1e50), "buffers"))
+    found = deployment.serve()
+    assert "0.seen: with this change it would not be finite" in caplog.text
+    assert_same_bits(local(deployment, {(1, client)}), found)
+
+
+def test_a_buffer_that_diverges_stops_the_run():
+    model = nn.Sequential(Single(3e38), network())
+    with pytest.raises(ff.DivergedError, match=r"^round 1: the buffer '0\.seen' is no longer finite"):
+        run(ff.fedavg(), model=model, **{**DEFAULTS, "path": "client"})
 
 
 def test_a_client_that_raises_or_vanishes_is_left_out(tmp_path, caplog):
@@ -574,6 +614,29 @@ def test_after_the_last_attempt_the_run_stops_and_can_go_on(tmp_path):
     assert_same_bits(local(deployment), deployment.serve())
 
 
+@pytest.mark.parametrize("lr", [1e120, 1e200])
+def test_divergence_at_every_site_is_told_as_such(lr, tmp_path):
+    deployment = Deployment(tmp_path, ff.fedavg(), lr=lr)
+    names = ", ".join(NAMES[client] for client in deployment.members(0))
+    with pytest.raises(ff.DivergedError, match=f"^round 1: training diverged at {names}; lower lr "):
+        deployment.serve()
+    trained = [site for site, message in deployment.grid.sent if trained_in(message) is not None]
+    assert len(trained) == 3, "they would do the same again"
+
+
+def test_divergence_of_buffers_alone_is_told_as_such(tmp_path):
+    deployment = Deployment(tmp_path, ff.fedavg(), lambda: nn.Sequential(Single(3e38), network()))
+    with pytest.raises(ff.DivergedError, match=r"^round 1: training diverged at "):
+        deployment.serve()
+
+
+def test_sites_that_are_missing_have_not_diverged(tmp_path):
+    deployment = Deployment(tmp_path, ff.fedavg(), lr=1e200, attempts=2)
+    only(deployment, deployment.members(0)[0], 0, lambda reply: None)
+    with pytest.raises(ff.FlatfedError, match=r"^minimum_clients = 1: round 1 had 0 valid uploads"):
+        deployment.serve()
+
+
 def test_a_node_that_comes_back_is_waited_for(tmp_path):
     deployment = Deployment(tmp_path, ff.scaffold(), minimum_clients=3, round_timeout=10.0)
     looks, (client, *_) = [], deployment.members(2)
@@ -595,6 +658,35 @@ def test_a_node_that_comes_back_is_waited_for(tmp_path):
     deployment.callbacks.append(leave)
     assert_same_bits(local(deployment), deployment.serve())
     assert len(looks) == 3
+
+
+@pytest.mark.parametrize("lost", [1, 3])
+def test_a_site_whose_description_was_lost_is_asked_again(lost, tmp_path):
+    deployment = Deployment(tmp_path, ff.scaffold(), registered=False, rounds=2)
+    deployment.serve()
+    deployment.restart(rounds=9)
+    queries = []
+
+    def lose(site: str, message: Message, reply: Message) -> Message | None:
+        if (site, message.metadata.message_type) == (NAMES[3], "query"):
+            queries.append(site)
+            return None if len(queries) <= lost else reply
+        return reply
+
+    deployment.grid.fault = lose
+    found = deployment.serve()
+    member = [number for number in range(2, 9) if 3 in deployment.members(number)]
+    # One query comes with the first round, then one with each round in which it is missing.
+    assert_same_bits(local(deployment, {(number, 3) for number in member[: lost - 1]}), found)
+    assert len(queries) == lost + 1
+
+
+def test_a_stranger_that_says_nothing_is_asked_once(tmp_path):
+    deployment = Deployment(tmp_path, ff.fedavg(), registered=False, clients=tuple(NAMES))
+    deployment.grid.ids["stranger"], deployment.grid.nodes["stranger"] = 99, {"name": "stranger"}
+    deployment.grid.fault = lambda site, message, reply: None if site == "stranger" else reply
+    assert_same_bits(local(deployment), deployment.serve())
+    assert [site for site, _ in deployment.grid.sent].count("stranger") == 1
 
 
 # -- who belongs to it -------------------------------------------------------------------------------------
@@ -635,6 +727,52 @@ def test_a_federation_that_is_not_complete_does_not_begin(clients, complaint, tm
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("claim", "complaint"),
+    [
+        ({"samples": 10**13}, "samples = 10000000000000: "),
+        ({"samples": 10**19}, "samples = 10000000000000000000: "),
+        ({"input_shape": [-1]}, "input_shape.0 = -1: "),
+        ({"input_shape": [2**20, 2**20]}, "input_shape: 1099511627776 values in one sample"),
+    ],
+    ids=["many samples", "more samples than a number holds", "negative shape", "huge shape"],
+)
+def test_sites_with_impossible_data_do_not_belong(claim, complaint, tmp_path, caplog):
+    deployment = Deployment(tmp_path, ff.fedavg())
+
+    def boast(site: str, message: Message, reply: Message) -> Message:
+        return changed_header(**claim)(reply) if message.metadata.message_type == "query" else reply
+
+    deployment.grid.fault = boast
+    with pytest.raises(ff.FlatfedError, match="only 0 sites are there"):
+        deployment.serve()
+    assert complaint in caplog.text
+
+
+def test_a_site_with_very_many_samples_costs_the_server_nothing(tmp_path):
+    """What it draws from them is its own affair; its server only counts the steps."""
+    deployment = Deployment(tmp_path, ff.fedavg(), rounds=2, participants=8)
+    claimed = 10**8
+
+    def boast(site: str, message: Message, reply: Message) -> Message:
+        boasting = site == NAMES[3] and message.metadata.message_type in {"query", "train"}
+        return changed_header(samples=claimed)(reply) if boasting else reply
+
+    deployment.grid.fault = boast
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "randperm", limited(torch.randperm))
+        found = deployment.serve()
+    assert [line["participants"] for line in found.history] == [8, 8]
+
+
+def limited(draw: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def drawn(count: int, **options: Any) -> torch.Tensor:
+        assert count < 10**6
+        return draw(count, **options)
+
+    return drawn
+
+
 def test_nodes_of_one_name_do_not_take_part(tmp_path, caplog):
     deployment = Deployment(tmp_path, ff.fedavg(), registered=False)
     deployment.grid.nodes["site-3"] = deployment.grid.nodes["site-4"]
@@ -650,6 +788,30 @@ def test_a_run_is_not_continued_with_other_clients_or_another_algorithm(tmp_path
         Deployment(tmp_path, ff.fedavg(), clients=9).serve()
     with pytest.raises(ff.FlatfedError, match="it holds another run"):
         Deployment(tmp_path, ff.scaffold()).serve()
+
+
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [
+        (lambda stored: stored | {"run": "../.."}, r"config\.json: federation\.run = '\.\./\.\.': "),
+        (lambda stored: stored | {"samples": "many"}, r"config\.json: federation\.samples = 'many': "),
+        (
+            lambda stored: stored | {"samples": [3]},
+            r"config\.json: federation: samples: 1 numbers for 8 names",
+        ),
+        (lambda stored: stored | {"names": 3}, r"config\.json: federation\.names = 3: "),
+        (lambda stored: stored | {"extra": 3}, r"config\.json: federation\.extra: unknown"),
+        (lambda stored: 3, r"config\.json: federation = 3: "),
+    ],
+)
+def test_a_damaged_population_is_refused(damage, complaint, tmp_path):
+    deployment = Deployment(tmp_path, ff.fedavg(), rounds=1)
+    deployment.serve()
+    path = tmp_path / "run" / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"federation": damage(config["federation"])}))
+    with pytest.raises(ff.FlatfedError, match=complaint):
+        deployment.serve()
 
 
 def test_sites_whose_samples_differ_in_form_are_refused(tmp_path):
@@ -689,6 +851,48 @@ def test_evaluation_on_the_sites_own_data(tmp_path):
             sums += float(nn.functional.cross_entropy(halfway(inputs), targets, reduction="sum"))
         total += len(own)
     assert found.history[3]["clients_loss"] == pytest.approx(sums / total, rel=1e-12)
+
+
+def test_sites_may_differ_in_whether_they_have_test_data(tmp_path):
+    deployment = Deployment(tmp_path, ff.fedavg(), rounds=1, evaluate_every=1)
+    deployment.task = replace(deployment.task, metrics=None)
+    deployment.restart()
+
+    def load_test(context: Context) -> Any:
+        return None if context.node_config["name"] == "site-3" else deployment.load(context)
+
+    deployment.grid.app = client_app(deployment.task, deployment.load, load_test)
+    found = deployment.serve()
+    assert ["test_samples" in site for site in found.per_client] == [name != "site-3" for name in NAMES]
+    assert set(found.client_spreads) == {"train", "test"} and "clients_test_accuracy" in found.history[0]
+    assert (tmp_path / "run" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("forged", "complaint"),
+    [
+        ([{"test_samples": 0.0}], "test_samples = 0: at least 1"),
+        ([{"loss": 1e308}, {"loss": -1e308}], "found.loss = -1e+308"),
+        ([{"test_loss": 1e308}, {"test_loss": -1e308}], "found.test_loss = 1e+308"),
+    ],
+    ids=["no test samples", "huge losses", "huge test losses"],
+)
+def test_a_forged_evaluation_is_left_out(forged, complaint, tmp_path, caplog):
+    deployment = Deployment(tmp_path, ff.fedavg(), rounds=1, evaluate_every=1)
+    deployment.grid.app = client_app(deployment.task, deployment.load, deployment.load)
+
+    def forge(site: str, message: Message, reply: Message) -> Message:
+        number = NAMES.index(site)
+        if message.metadata.message_type == "evaluate" and number < len(forged):
+            header = json.loads(reply.content["header"]["json"])
+            return changed_header(found=header["found"] | forged[number])(reply)
+        return reply
+
+    deployment.grid.fault = forge
+    found = deployment.serve()
+    assert complaint in caplog.text
+    assert [site["client"] for site in found.per_client] == list(range(len(forged), len(NAMES)))
+    assert 0 < found.history[0]["clients_loss"] < 10
 
 
 def test_the_apps_run_with_test_data_of_the_servers_own(tmp_path):

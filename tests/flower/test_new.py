@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
 import sys
 import tomllib
 
@@ -51,6 +54,13 @@ def test_a_name_that_cannot_be_a_package_is_refused(name, tmp_path):
     assert not (tmp_path / name).exists()
 
 
+@pytest.mark.parametrize("name", ["flatfed", "torch", "email"])
+def test_a_name_that_would_hide_a_package_is_refused(name, tmp_path):
+    done = RUNNER.invoke(command_line, ["flower", "new", str(tmp_path / name)])
+    assert done.exit_code == 2 and f"there is a Python package {name}" in done.output
+    assert not (tmp_path / name).exists()
+
+
 def test_the_app_runs_as_written(tmp_path, monkeypatch):
     pytest.importorskip("flwr", reason="needs the extra flower: pip install 'flatfed[flower]'")
     from fake_grid import FakeGrid
@@ -87,6 +97,27 @@ def test_the_app_runs_as_written(tmp_path, monkeypatch):
     assert done.exit_code == 2 and "start its Flower app again" in done.output
 
 
+@pytest.mark.parametrize(
+    "before", [None, '[superlink]\ndefault = "mine"\n\n[superlink.mine]\naddress = "x:1"']
+)
+def test_its_readme_adds_to_flowers_settings(before, tmp_path):
+    blocks = re.findall(
+        r"^```sh\n(.*?)^```", (made(tmp_path) / "README.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    (block,) = [each for each in blocks if "config.toml" in each]
+    path = tmp_path / ".flwr" / "config.toml"
+    if before is not None:
+        path.parent.mkdir()
+        path.write_text(before)
+    for _ in range(2):
+        subprocess.run(["sh", "-ec", block], env={**os.environ, "HOME": str(tmp_path)}, check=True)
+    expected = tomllib.loads(before or "")
+    expected.setdefault("superlink", {})["here"] = {"address": "127.0.0.1:8000", "insecure": True}
+    assert tomllib.loads(path.read_text()) == expected
+    # What is pasted at once must not need a server that is still starting.
+    assert not [each for each in blocks if "flower-superlink" in each and "flwr run" in each]
+
+
 def test_a_config_without_a_federation_is_refused(tmp_path):
     pytest.importorskip("flwr", reason="needs the extra flower: pip install 'flatfed[flower]'")
     from flatfed.engines.flower import Task
@@ -97,6 +128,9 @@ def test_a_config_without_a_federation_is_refused(tmp_path):
         Task.read(path)
     path.write_text("[training]\nrounds = 1\n[federation]\ninput_shape = [4]\nclasses = 3\nclient = 4\n")
     with pytest.raises(ff.FlatfedError, match=r"^federation\.clients: missing"):
+        Task.read(path)
+    path.write_text("[training]\nrounds = 1\n[federation]\ninput_shape = [4]\nclasses = 3\nclients = []\n")
+    with pytest.raises(ff.FlatfedError, match=r"^federation\.clients: \(\) names no site"):
         Task.read(path)
     path.write_text("[training]\nrounds = 1\n[federation]\ninput_shape = 4\nclasses = 3\nclients = 4\n")
     with pytest.raises(ff.FlatfedError, match=r"^federation\.input_shape = 4: "):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import keyword
 import re
 from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -29,6 +30,9 @@ def new(folder: Annotated[Path, typer.Argument(help="The folder to make; its nam
         raise FlatfedError(f"folder = {name!r}: use small letters, digits and hyphens, a letter first")
     if folder.exists():
         raise FlatfedError(f"{folder}: it exists already; choose another name")
+    if find_spec(package) is not None:
+        # Flower puts the app's folder first in the path: its package would hide the other one.
+        raise FlatfedError(f"folder = {name!r}: there is a Python package {package}; choose another name")
     (folder / package).mkdir(parents=True)
     # Found by its path, because importing the engine would need Flower.
     for file in (resources.files("flatfed") / "engines" / "flower" / "template").iterdir():

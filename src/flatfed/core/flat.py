@@ -133,6 +133,14 @@ def apply_buffer_change(buffers: Mapping[str, Tensor], mean: Mapping[str, Tensor
     return changed
 
 
+def no_longer_finite(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> str | None:
+    """The first buffer that lost finite numbers; one that had others before, as masks do, may keep them."""
+    for name, value in before.items():
+        if not bool((torch.isfinite(after[name]) | ~torch.isfinite(value)).all()):
+            return name
+    return None
+
+
 class BoundModel:
     """A private copy of a module whose parameters are views of the vector it was last bound to."""
 

@@ -58,6 +58,14 @@ def batches(settings: Settings, samples: int, round_number: int, client: int) ->
     return list(torch.cat(orders)[:needed].split(size))
 
 
+def local_steps(settings: Settings, samples: int) -> int:
+    """How many batches a client has in a round, without drawing them."""
+    if settings.local_steps is not None:
+        return settings.local_steps
+    epochs = settings.local_epochs or 1
+    return epochs if settings.batch_size is None else epochs * -(-samples // settings.batch_size)
+
+
 def equal_batches(settings: Settings, common_size: int | None) -> bool:
     """Whether every client takes the same number of steps with batches of the same sizes."""
     in_steps = settings.local_steps is not None and settings.batch_size is not None

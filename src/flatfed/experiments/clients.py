@@ -33,7 +33,9 @@ def client_spreads(per_client: Sequence[Mapping[str, Any]]) -> dict[str, ClientS
     """
     spreads = {}
     for name, prefix in (("train", ""), ("test", "test_")):
-        found = [client[f"{prefix}accuracy"] for client in per_client if f"{prefix}accuracy" in client]
+        # Not every client needs to have test data.
+        having = [client for client in per_client if f"{prefix}accuracy" in client]
+        found = [client[f"{prefix}accuracy"] for client in having]
         if found and all(0 <= accuracy <= 1 for accuracy in found):
-            spreads[name] = ClientSpread.of(found, [client[f"{prefix}samples"] for client in per_client])
+            spreads[name] = ClientSpread.of(found, [client[f"{prefix}samples"] for client in having])
     return spreads

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from flatfed.core.algorithm import Algorithm, Cohort, Part, ServerContext, Work, estimate_of
 from flatfed.core.errors import DivergedError, FlatfedError, shown
-from flatfed.core.flat import Loss, apply_buffer_change, load_buffers, load_vector
+from flatfed.core.flat import Loss, apply_buffer_change, load_buffers, load_vector, no_longer_finite
 from flatfed.core.rounds import broadcast, server_round
-from flatfed.core.sampling import batches, cohort
+from flatfed.core.sampling import cohort, local_steps
 from flatfed.core.settings import Settings, SettingsOptions
 from flatfed.core.state import ClientStore, State, initial_state
 from flatfed.data.federation import Federation, PooledFederation
@@ -307,14 +307,14 @@ class _Training:
         clients = cohort(self.settings, len(self.engine.federation), self.round)
         received = broadcast(self.algorithm, self.server)
         mean = self.engine.train(received, self.buffers, self.store, self.round, clients)
-        self._check_finite(mean)
+        buffers = apply_buffer_change(self.buffers, mean.buffers)
+        self._check_finite(mean, buffers)
         members = Cohort(
             round=self.round,
             fraction=mean.weight / self._population_weight(),
             total_rate=mean.rate,
         )
         server = server_round(self.algorithm, self.server, mean.upload, members)
-        buffers = apply_buffer_change(self.buffers, mean.buffers)
         for part in self._alone:
             server |= part.refine(server, self._server_context(buffers))
         if not bool(torch.isfinite(server["model"]).all()):
@@ -364,7 +364,7 @@ class _Training:
 
     def _server_context(self, buffers: State) -> ServerContext:
         engine = self.engine
-        steps = len(batches(self.settings, len(engine.federation.client(0)), self.round, 0))
+        steps = local_steps(self.settings, len(engine.federation.client(0)))
         rates = self.algorithm.schedule.rates(self.settings.rate(self.round), steps)
         return ServerContext(
             round=self.round,
@@ -416,12 +416,15 @@ class _Training:
         alike = (each for each in self.algorithm.server_vectors if each.size == "model" and each.count == 1)
         return ["model", *(vector.name for vector in alike)]
 
-    def _check_finite(self, mean: Totals) -> None:
+    def _check_finite(self, mean: Totals, buffers: State) -> None:
         if not math.isfinite(mean.loss):
             raise DivergedError(self._advice(f"the training loss is {mean.loss}"))
         for name, value in mean.upload.items():
             if not bool(torch.isfinite(value).all()):
                 raise DivergedError(self._advice(f"the mean upload {name!r} is not finite"))
+        spoilt = no_longer_finite(self.buffers, buffers)
+        if spoilt is not None:
+            raise DivergedError(self._advice(f"the buffer {spoilt!r} is no longer finite"))
 
     def _advice(self, what: str) -> str:
         kept = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,12 +13,16 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from flatfed.core.errors import DivergedError, FlatfedError
+from flatfed.core.flat import apply_buffer_change, no_longer_finite
 from flatfed.core.rounds import send
-from flatfed.core.state import initial_state
+from flatfed.core.state import State, initial_state
 from flatfed.data.federation import LoadedFederation, Samples
 from flatfed.engines.flower.shelf import Shelf
 from flatfed.engines.flower.task import Task
 from flatfed.engines.flower.wire import (
+    DIVERGED,
+    LARGEST,
+    REFUSED,
     Description,
     Evaluation,
     Order,
@@ -33,25 +38,24 @@ from flatfed.engines.flower.wire import (
     unpack,
 )
 from flatfed.engines.local import LocalEngine
-from flatfed.engines.worker import no_unexpected_draws
+from flatfed.engines.worker import Trained, no_unexpected_draws
 
-REFUSED = 1000
-"""The code of errors that flatfed itself reports; Flower's own are small."""
 STATE = "flatfed-state"
 
 log = logging.getLogger("flwr.flatfed")
 
 Load = Callable[[Context], Samples]
+LoadTest = Callable[[Context], Samples | None]
 
 
-def client_app(task: Task, load: Load, load_test: Load | None = None) -> ClientApp:
+def client_app(task: Task, load: Load, load_test: LoadTest | None = None) -> ClientApp:
     """A Flower ClientApp that takes part in any of flatfed's algorithms.
 
-    `load(context)` returns this site's (inputs, targets) and `load_test(context)` test samples of its own;
-    `context.node_config` is what the site's operator gave to its SuperNode. Of that, flatfed reads `name`
-    (for nodes that have no registered one), `device`, `threads` (1 gives the bits of the local engine, more
-    are faster for large models) and `state`, the folder in which the client keeps its vectors, by default
-    flatfed-state in the SuperNode's working folder.
+    `load(context)` returns this site's (inputs, targets) and `load_test(context)` test samples of its own, or
+    None if it has none; `context.node_config` is what the site's operator gave to its SuperNode. Of that,
+    flatfed reads `name` (for nodes that have no registered one), `device`, `threads` (1 gives the bits of the
+    local engine, more are faster for large models) and `state`, the folder in which the client keeps its
+    vectors, by default flatfed-state in the SuperNode's working folder.
     """
     app = ClientApp()
 
@@ -76,7 +80,8 @@ def _answered(message: Message, work: Callable[[], RecordDict]) -> Message:
         return Message(work(), reply_to=message)
     except FlatfedError as error:
         log.error("%s", error)
-        return Message(Error(REFUSED, str(error)), reply_to=message)
+        code = DIVERGED if isinstance(error, DivergedError) else REFUSED
+        return Message(Error(code, str(error)), reply_to=message)
 
 
 def _describe(task: Task, load: Load, context: Context) -> RecordDict:
@@ -95,7 +100,7 @@ def _describe(task: Task, load: Load, context: Context) -> RecordDict:
     )
 
 
-def _federation(task: Task, load: Load, load_test: Load | None, context: Context) -> LoadedFederation:
+def _federation(task: Task, load: Load, load_test: LoadTest | None, context: Context) -> LoadedFederation:
     """This site as a federation in which every client is itself."""
     samples = load(context)
     tests = load_test and load_test(context)
@@ -108,7 +113,7 @@ class _Site:
     """One message's order, and the engine that carries it out."""
 
     def __init__(
-        self, task: Task, load: Load, load_test: Load | None, asked: RecordDict, context: Context
+        self, task: Task, load: Load, load_test: LoadTest | None, asked: RecordDict, context: Context
     ) -> None:
         self.order = read_header(Order, asked)
         model = task.model()
@@ -142,11 +147,7 @@ class _Site:
             state = fresh if state is None else state
             with engine.worker() as worker, no_unexpected_draws(plan):
                 trained = worker.train_client(number, received, buffers, state, order.round)
-            for name, value in trained.result.upload.items():
-                if not bool(torch.isfinite(value).all()):
-                    raise DivergedError(
-                        f"round {order.round + 1}: the upload {name!r} is not finite; lower lr"
-                    )
+            self._check_finite(trained, buffers)
             sent = send(plan.algorithm, trained.result.upload, state, plan.settings.seed, order.round, number)
             if fresh:
                 self.shelf.put(order.round, trained.result.client | sent.memory)
@@ -163,6 +164,19 @@ class _Site:
             kept=tuple(filter(None, order.kept.values())),
         )
         return content(header, vectors=pack_payloads(sent.payloads), buffers=pack(trained.buffers))
+
+    def _check_finite(self, trained: Trained, buffers: State) -> None:
+        """Divergence is told as such, before the server would refuse the numbers as forged."""
+        reached = {
+            f"upload {name!r}": float(value.abs().max()) for name, value in trained.result.upload.items()
+        }
+        reached |= {"loss": abs(trained.loss), "drift": float(trained.result.drift.mean())}
+        spoilt = no_longer_finite(buffers, apply_buffer_change(buffers, trained.buffers))
+        if spoilt is not None:
+            reached[f"buffer {spoilt!r}"] = math.inf
+        for name, number in reached.items():
+            if not number <= LARGEST:  # So that NaN is caught, too.
+                raise DivergedError(f"round {self.order.round + 1}: the {name} reaches {number:g}; lower lr")
 
     def evaluate(self) -> RecordDict:
         plan = self.engine.plan

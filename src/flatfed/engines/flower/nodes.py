@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
@@ -19,9 +20,17 @@ ERROR_LENGTH = 300
 log = logging.getLogger("flwr.flatfed")
 
 
+class Failure(NamedTuple):
+    """Why a node did not answer."""
+
+    reason: str
+    code: int | None = None
+    """That of its error, if it sent one."""
+
+
 def ask(
     grid: Grid, kind: str, contents: Mapping[int, RecordDict], timeout: float
-) -> tuple[dict[int, RecordDict], dict[int, str]]:
+) -> tuple[dict[int, RecordDict], dict[int, Failure]]:
     """What nodes answered within the time, and why the others did not, by node."""
     # A node that comes back much later should not work through what nobody waits for any more.
     messages = [
@@ -30,7 +39,7 @@ def ask(
     if not messages:
         return {}, {}
     answers: dict[int, RecordDict] = {}
-    failures = dict.fromkeys(contents, f"no answer within {timeout:g} s")
+    failures = dict.fromkeys(contents, Failure(f"no answer within {timeout:g} s"))
     replies = list(grid.send_and_receive(messages, timeout=timeout))
     # Errors that the SuperLink reports do not come from the node; only the message they answer tells which.
     asked = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
@@ -40,7 +49,7 @@ def ask(
             log.warning("a reply to a message that was never sent is ignored")
         elif reply.has_error():
             reason = " ".join(str(reply.error.reason or "").split())[:ERROR_LENGTH]
-            failures[node] = f"error {reply.error.code}: {reason}"
+            failures[node] = Failure(f"error {reply.error.code}: {reason}", reply.error.code)
         else:
             answers[node] = reply.content
             failures.pop(node, None)
@@ -77,6 +86,9 @@ class Nodes:
     def wait(self, enough: int, among: Iterable[str]) -> dict[str, int]:
         """Those of some sites that are there; waits for `enough` of them, but not for ever."""
         wanted, deadline = set(among), time.monotonic() + self.timeout
+        if not wanted <= self.online().keys():
+            # A site's answer may only have been lost. With nobody missing, strangers are not waited for.
+            self._silent.clear()
         while True:
             online = {name: node for name, node in self.online().items() if name in wanted}
             if len(online) >= enough or time.monotonic() > deadline:
@@ -115,9 +127,9 @@ class Nodes:
             try:
                 self.descriptions[node] = read_header(Description, answer)
             except FlatfedError as error:
-                failures[node] = str(error)
-        for node, reason in failures.items():
-            log.warning("node %d does not say what it is: %s", node, reason)
+                failures[node] = Failure(str(error))
+        for node, failure in failures.items():
+            log.warning("node %d does not say what it is: %s", node, failure.reason)
             self._silent.add(node)
 
 

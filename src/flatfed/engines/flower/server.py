@@ -6,24 +6,31 @@ import logging
 import math
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from flwr.app import ArrayRecord, Context, RecordDict
 from flwr.serverapp import Grid, ServerApp
+from pydantic import ValidationError, model_validator
 from torch import Tensor, nn
 
-from flatfed.core.errors import FlatfedError
-from flatfed.core.sampling import batches
+from flatfed.core.errors import DivergedError, FlatfedError, one_line
+from flatfed.core.flat import apply_buffer_change, no_longer_finite
+from flatfed.core.sampling import local_steps
 from flatfed.core.state import ClientStore, State, Vector, initial_state
 from flatfed.data.federation import ClientData, Federation, Samples
 from flatfed.engines.flower.nodes import Nodes, ask
 from flatfed.engines.flower.task import Task
 from flatfed.engines.flower.wire import (
+    DIVERGED,
+    LARGEST,
     Description,
     Evaluation,
+    Header,
     Order,
+    RunName,
+    SampleCount,
+    Shape,
     Upload,
     array_record,
     change_shapes,
@@ -86,24 +93,29 @@ def serve(
     asked = {
         "algorithm": task.algorithm.describe(),
         "training": task.settings.model_dump(),
-        "federation": asdict(known),
+        "federation": known.model_dump(),
     }
     log.info("the federation is %s; the run's folder is %s", ", ".join(known.names), folder)
     return run_engine(engine, folder, asked, [engine.after_round, *callbacks], evaluate_clients=True)
 
 
-@dataclass(frozen=True)
-class Population:
+class Population(Header):
     """The sites of a run: client i is always the same one."""
 
-    run: str
+    run: RunName
     """A name of this run alone, so that sites never use what they kept for another."""
     names: list[str]
-    samples: list[int]
-    input_shape: list[int]
+    samples: list[SampleCount]
+    input_shape: Shape
     input_dtype: str
-    target_shape: list[int]
+    target_shape: Shape
     target_dtype: str
+
+    @model_validator(mode="after")
+    def _as_many(self) -> Population:
+        if not self.names or len(self.names) != len(self.samples):
+            raise ValueError(f"samples: {len(self.samples)} numbers for {len(self.names)} names")
+        return self
 
     @classmethod
     def of(cls, sites: dict[str, Description]) -> Population:
@@ -119,9 +131,9 @@ class Population:
             run=uuid.uuid4().hex,
             names=list(sites),
             samples=[site.samples for site in sites.values()],
-            input_shape=list(first.input_shape),
+            input_shape=first.input_shape,
             input_dtype=first.input_dtype,
-            target_shape=list(first.target_shape),
+            target_shape=first.target_shape,
             target_dtype=first.target_dtype,
         )
 
@@ -140,11 +152,16 @@ def _stored(folder: Path) -> Population | None:
     if not path.exists():
         return None
     try:
-        return Population(**read_json(path)["federation"])
+        stored = read_json(path)["federation"]
     except (KeyError, TypeError):
         raise FlatfedError(
             f"{folder}: it holds a run that was no federation; choose another folder"
         ) from None
+    try:
+        return Population.model_validate(stored)
+    except ValidationError as error:
+        complaint = one_line(error, Population.model_fields, prefix="federation")
+        raise FlatfedError(f"{path}: {complaint}; restore the file or choose another folder") from None
 
 
 class SitesFederation(Federation):
@@ -209,6 +226,8 @@ class FlowerEngine(LocalEngine):
         self.digest = task.digest(model)
         # Which of the vectors that are sent once lie on a site's disk, as far as it has told.
         self.kept: dict[int, set[str]] = {}
+        # Those of the clients asked last who answered that their training diverged.
+        self.diverged: set[int] = set()
 
     @property
     def client_vectors(self) -> tuple[Vector, ...]:
@@ -245,6 +264,9 @@ class FlowerEngine(LocalEngine):
             accepted |= self._trained(received, buffers, orders, needed - len(accepted))
             if len(accepted) >= needed:
                 break
+            if self.diverged == set(missing) - accepted.keys():
+                # All that are missing; they would do the same steps again.
+                raise DivergedError(self._divergence(round_number))
             log.warning(
                 "round %d: %d of at least %d uploads after attempt %d of %d",
                 *(round_number + 1, len(accepted), needed, attempt + 1, settings.attempts),
@@ -257,6 +279,14 @@ class FlowerEngine(LocalEngine):
         for place, client in enumerate(sorted(accepted)):
             store.stage_row(client, torch.tensor([float(round_number)], dtype=self.client_dtype))
             yield Piece(place, 1, accepted[client])
+
+    def _divergence(self, round_number: int) -> str:
+        names = ", ".join(self.known.names[client] for client in sorted(self.diverged))
+        settings = self.plan.settings
+        return (
+            f"round {round_number + 1}: training diverged at {names}; lower lr (now {settings.lr:g}) or set "
+            f"clip (now {settings.clip})"
+        )
 
     def _trained(
         self, received: State, buffers: State, orders: dict[int, Order], needed: int
@@ -298,10 +328,17 @@ class FlowerEngine(LocalEngine):
         decoded, size = decode_payloads(record, plan.algorithm, plan.layout.size, plan.layout.dtype)
         changes = unpack(array_record(answer, "buffers"), change_shapes(buffers))
         vectors = {name: value.to(plan.device) for name, value in decoded.items()}
-        steps = len(batches(plan.settings, expected, upload.round, client))
+        for name, value in [*decoded.items(), *changes.items()]:
+            if value.numel() and float(value.abs().max()) > LARGEST:
+                raise FlatfedError(f"{name}: it holds numbers beyond {LARGEST:g}")
+        moved = {name: value.to(plan.device) for name, value in changes.items()}
+        spoilt = no_longer_finite(buffers, apply_buffer_change(buffers, moved))
+        if spoilt is not None:
+            raise FlatfedError(f"{spoilt}: with this change it would not be finite")
+        steps = local_steps(plan.settings, expected)
         totals = Totals(
             upload=vectors,
-            buffers={name: value.to(plan.device) for name, value in changes.items()},
+            buffers=moved,
             rate=sum(plan.algorithm.schedule.rates(plan.settings.rate(upload.round), steps)),
             loss=upload.loss,
             evaluations=upload.evaluations,
@@ -341,6 +378,8 @@ class FlowerEngine(LocalEngine):
             raise FlatfedError(f"found: {sorted(names)} where {sorted(own)} belong")
         if evaluation.found["samples"] != self.known.samples[client]:
             raise FlatfedError("samples: not as many as when the run began")
+        if evaluation.found.get("test_samples", 1) < 1:
+            raise FlatfedError(f"test_samples = {evaluation.found['test_samples']:g}: at least 1 belongs")
         return {"client": client, **evaluation.found}
 
     def after_round(self, progress: Progress) -> dict[str, float]:
@@ -371,8 +410,9 @@ class FlowerEngine(LocalEngine):
             {node: contents[client] for node, client in by_node.items()},
             self.task.federation.round_timeout,
         )
-        for node, reason in failures.items():
-            self._refuse(by_node[node], f"{kind}: {reason}")
+        for node, failure in failures.items():
+            self._refuse(by_node[node], f"{kind}: {failure.reason}")
+        self.diverged = {by_node[node] for node, failure in failures.items() if failure.code == DIVERGED}
         return {by_node[node]: answer for node, answer in answers.items()}
 
     def _check_header(self, header: Upload | Evaluation, client: int, round_number: int) -> None:

@@ -9,10 +9,10 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from torch import nn
 
 from flatfed.core.algorithm import Algorithm
@@ -30,12 +30,18 @@ PROTOCOL = 1
 """Sites and servers of different numbers do not understand each other."""
 
 
+def _somebody(clients: int | tuple[str, ...]) -> int | tuple[str, ...]:
+    if clients == ():
+        raise ValueError("() names no site; give the number of sites or their names")
+    return clients
+
+
 class FederationSettings(BaseModel):
     """Which sites belong to a federation, and how long it waits for them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    clients: Count | tuple[str, ...]
+    clients: Annotated[Count | tuple[str, ...], AfterValidator(_somebody)]
     """How many sites there are, or their names. A run begins when all are there."""
     minimum_clients: Count = 1
     """With fewer valid uploads (or fewer than the whole cohort, if that is smaller) a round is repeated."""

@@ -7,12 +7,13 @@ numbers), and anything else is refused in one line.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping
 from typing import Annotated, TypeVar
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from flatfed.core.algorithm import Algorithm, Compressor
@@ -21,8 +22,27 @@ from flatfed.core.state import Dimensions, State
 
 RAW, PAYLOAD = "flatfed.raw", "flatfed.payload"
 
-Number = Annotated[float, Field(allow_inf_nan=False)]
-Whole = Annotated[int, Field(strict=True, ge=0)]
+REFUSED, DIVERGED = 1000, 1001
+"""The codes of errors that flatfed itself reports; Flower's own are small."""
+LARGEST = 1e100
+"""Of any number: sums and squares of such, however weighted, are still finite in double precision."""
+MOST_SAMPLES = 10**8
+"""At one site. A site shuffles its samples in memory, and the server lists its steps."""
+MOST_VALUES = 2**28
+"""In one sample, of which the server makes one that is blank."""
+
+Number = Annotated[float, Field(allow_inf_nan=False, ge=-LARGEST, le=LARGEST)]
+Whole = Annotated[int, Field(strict=True, ge=0, le=2**53)]
+
+
+def _small_enough(shape: tuple[int, ...]) -> tuple[int, ...]:
+    if math.prod(shape) > MOST_VALUES:
+        raise ValueError(f"{math.prod(shape)} values in one sample; at most {MOST_VALUES} are possible")
+    return shape
+
+
+SampleCount = Annotated[int, Field(strict=True, ge=1, le=MOST_SAMPLES)]
+Shape = Annotated[tuple[Whole, ...], Field(max_length=16), AfterValidator(_small_enough)]
 RunName = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 
 
@@ -72,10 +92,10 @@ class Description(Header):
     """What a site tells about itself before a run begins: how much data, and how one sample looks."""
 
     name: str
-    samples: Annotated[int, Field(strict=True, ge=1)]
-    input_shape: tuple[int, ...]
+    samples: SampleCount
+    input_shape: Shape
     input_dtype: str
-    target_shape: tuple[int, ...]
+    target_shape: Shape
     target_dtype: str
 
 
@@ -180,6 +200,9 @@ def decode_payloads(
         except (ValueError, IndexError, RuntimeError) as error:
             # Whatever a forged payload does to a decoder must not stop the others' round.
             raise FlatfedError(f"{name}: {error}") from None
+        # A scale that is finite on the wire may not be in the model's own precision.
+        if not bool(torch.isfinite(decoded[name]).all()):
+            raise FlatfedError(f"{name}: it holds numbers that are not finite in {dtype_name(dtype)}")
     return decoded, sum(len(array.data) for array in found.values())
 
 
