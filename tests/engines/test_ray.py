@@ -35,6 +35,8 @@ def cluster() -> Iterator[Cluster]:
     """Two nodes with one worker each, which find this file and its neighbours."""
     folders = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
     os.environ["PYTHONPATH"] = os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")])
+    # Ray lets its workers go behind everybody else, which here are the other tests.
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 (its name)
     started = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     started.add_node(num_cpus=1)
     ray.init(address=started.address, log_to_driver=False)
