@@ -182,7 +182,7 @@ def test_more_workers_than_there_is_room_for_are_no_reason_to_wait():
     assert_same_bits(expected, found)
 
 
-def test_a_cluster_without_room_is_said_to_have_none(monkeypatch):
+def test_a_worker_that_does_not_start_in_time_is_an_error(monkeypatch):
     monkeypatch.setattr(engine, "PATIENCE", 0.0)
     with pytest.raises(ff.FlatfedError, match="no worker has started in 0 seconds"):
         run(ff.fedavg(), engine="ray")
