@@ -8,6 +8,10 @@ steps, batches smaller than a client's data, and a rate that decays from round t
 from __future__ import annotations
 
 import copy
+import io
+import os
+import pickle
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -368,3 +372,30 @@ def mean_over_clients(
     for client in result.clients.clients():
         total += shares[client] * result.clients.read(client, result.server["model"])[name]
     return total / sum(shares)
+
+
+class Shared(Sequence[Any]):
+    """A list that all copies of a module append to, in whatever process they are."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile(mode="a+b", buffering=0)  # noqa: SIM115
+
+    def __deepcopy__(self, memo: object) -> Shared:
+        return self
+
+    def append(self, item: Any) -> None:
+        # One write to the end of a file is never mixed with another.
+        self._file.write(pickle.dumps(item))
+
+    def _items(self) -> list[Any]:
+        size = os.fstat(self._file.fileno()).st_size
+        written, items = io.BytesIO(os.pread(self._file.fileno(), size, 0)), []
+        while written.tell() < size:
+            items.append(pickle.load(written))
+        return items
+
+    def __len__(self) -> int:
+        return len(self._items())
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._items()[place]

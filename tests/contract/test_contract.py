@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
-from problems import generic
+from problems import Shared, generic
 from torch import Tensor, nn
 
 import flatfed as ff
@@ -61,13 +61,6 @@ def samples(sizes: list[int], dtype: torch.dtype = torch.float64) -> list[Sample
 def federation(dtype: torch.dtype = torch.float64, unequal: bool = False) -> ff.Federation:
     sizes = [4 + 3 * (number % 3) if unequal else SAMPLES for number in range(CLIENTS)]
     return ff.Federation.from_tensors(samples(sizes, dtype))
-
-
-class Shared(list):
-    """A list that copies of a module write to together."""
-
-    def __deepcopy__(self, memo: object) -> Shared:
-        return self
 
 
 class Network(nn.Sequential):

@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from problems import Shared
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import flatfed as ff
 from flatfed.core.sampling import batches
 from flatfed.data.federation import Samples
-from flatfed.engines import local, worker
+from flatfed.engines import local, processes, worker
 
 CLASSES = 3
 
@@ -71,13 +72,6 @@ def by_name(algorithm: ff.Algorithm) -> str:
 
 def weights(run: ff.Run) -> Tensor:
     return run.server["model"]
-
-
-class Shared(list):
-    """A list that all copies of a module write to."""
-
-    def __deepcopy__(self, memo: object) -> Shared:
-        return self
 
 
 class Block(nn.Module):
@@ -857,13 +851,18 @@ def test_an_unknown_device_is_refused_in_one_line():
 # -- manners -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("forks", [False, True], ids=["threads", "processes"])
 @pytest.mark.parametrize("path", ["matrix", "client"])
-def test_uploads_stream_through(path, monkeypatch):
+def test_uploads_stream_through(path, forks, monkeypatch):
     """However many take part, only a few uploads exist at a time, even when adding them up is slow."""
+    monkeypatch.setattr(local, "FEWEST_CLIENTS", 2)
     monkeypatch.setattr(local, "MATRIX_CLIENTS", 2)
+    monkeypatch.setattr(local, "can_fork", lambda: forks)
     uploads: list[weakref.ref[Tensor]] = []
     alive: list[int] = []
-    original = worker.Worker.train
+    # Where an upload comes into being in this process.
+    owner, name = (processes._Member, "answer") if forks else (worker.Worker, "train")
+    original = getattr(owner, name)
 
     def watched(*arguments: Any) -> Any:
         totals, states = original(*arguments)
@@ -876,7 +875,7 @@ def test_uploads_stream_through(path, monkeypatch):
             alive.append(sum(each() is not None for each in uploads))
             super().add(piece)
 
-    monkeypatch.setattr(worker.Worker, "train", watched)
+    monkeypatch.setattr(owner, name, watched)
     monkeypatch.setattr(local, "OrderedSum", SlowSum)
     peaks = {}
     for chunks in (12, 48):

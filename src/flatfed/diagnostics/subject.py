@@ -178,7 +178,7 @@ class Subject:
             seen = 0
             for chunk in engine.chunks(clients):
                 members, step = list(chunk), 0
-                engine.train(received, self.buffers, self.clients, self.round, members)
+                engine.train_chunks(received, self.buffers, self.clients, self.round, [members])
                 seen += len(members)
                 tick(seen / len(clients))
         finally:

@@ -1,10 +1,11 @@
-"""The local engine: a pool of worker threads on one machine.
+"""The local engine: a pool of workers on one machine.
 
 Each worker owns one model; torch's own threading inside operations is switched off, because two workers
-with one thread each beat one worker with two. Small models train a chunk of clients as a matrix [C, P];
-convolutional, recurrent and large ones, and those that draw random numbers or change buffers, train client
-by client. Chunks do not depend on the number of workers and are summed in a fixed order, a few in flight at
-a time: the numbers do not depend on the workers, and memory does not grow with the participants.
+with one thread each beat one worker with two. Several workers train in processes of their own where that can
+be had, else in threads; evaluation is always in threads. Small models train a chunk of clients as a matrix
+[C, P]; convolutional, recurrent and large ones, and those that draw random numbers or change buffers, train
+client by client. Chunks do not depend on the number of workers and are summed in a fixed order, a few in
+flight at a time: the numbers do not depend on the workers, and memory does not grow with the participants.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from flatfed.core.state import ClientStore, State, Vector
 from flatfed.data.federation import ClientData, Federation, Samples
 from flatfed.engines.oracles import MatrixGradients
 from flatfed.engines.planning import make_plan
+from flatfed.engines.processes import Crew, can_fork
 from flatfed.engines.worker import Metric, OrderedSum, Piece, Totals, Worker, no_unexpected_draws
 
 MATRIX_CLIENTS = 64
@@ -38,9 +40,15 @@ MATRIX_CLIENTS = 64
 MATRIX_ENTRIES = 2**18
 """and about so many numbers in its matrix: more would fall out of a core's cache,"""
 FEWEST_CLIENTS = 6
-"""but not fewer clients than that, or calls would cost more than what they compute."""
+"""but not fewer clients than that, or calls would cost more than what they compute;"""
+CHUNKS = 8
+"""smaller where there would be fewer chunks than that, so that several workers have something to do."""
 EVALUATION_BATCH = 512
 
+Job = tuple[Sequence[int], State, State, Sequence[State], int]
+"""Clients, what they receive, buffers, their vectors, and the number of the round."""
+Answer = tuple[Totals, list[dict[str, Tensor]]]
+"""The clients' sums and new vectors."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -83,12 +91,14 @@ class LocalEngine:
         self.initial_buffers = {name: value.to(self.plan.device) for name, value in buffers_of(model).items()}
         on_cpu = self.plan.device.type == "cpu"
         self.workers = settings.workers or (available_cores() if on_cpu else 1)
+        self._forks = self.workers > 1 and on_cpu and can_fork()
         self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
         for _ in range(self.workers):
             self._idle.put(Worker(self.plan, model, self.federation))
         self._pool = ThreadPoolExecutor(
             self.workers, thread_name_prefix="flatfed", initializer=torch.set_num_threads, initargs=(1,)
         )
+        self._crew = Crew(self._work, self.workers)
         self._open = ExitStack()
         self._open.enter_context(single_threaded())
 
@@ -102,6 +112,7 @@ class LocalEngine:
         return self.plan.layout.dtype
 
     def close(self) -> None:
+        self._crew.close()
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._open.close()
 
@@ -114,16 +125,28 @@ class LocalEngine:
         clients: Sequence[int],
     ) -> Totals:
         """The participants' weighted mean uploads; their new vectors are staged in the store."""
+        return self.train_chunks(received, buffers, store, round_number, self.chunks(clients))
+
+    def train_chunks(
+        self,
+        received: State,
+        buffers: State,
+        store: ClientStore,
+        round_number: int,
+        chunks: Sequence[Sequence[int]],
+    ) -> Totals:
+        """The same for participants who have been divided already; a single chunk is trained right here."""
         total = OrderedSum()
-        for piece in self._pieces(received, buffers, store, round_number, self.chunks(clients)):
+        for piece in self._pieces(received, buffers, store, round_number, chunks):
             total.add(piece)
         return total.total().mean()
 
     def chunks(self, clients: Sequence[int]) -> list[Sequence[int]]:
-        """Clients that are trained together, in chunks as equal as they can be; a chunk stays one."""
+        """Clients that are trained together, in chunks as equal as they can be."""
         size = 1
         if self.plan.path == "matrix":
-            size = min(MATRIX_CLIENTS, max(FEWEST_CLIENTS, MATRIX_ENTRIES // self.plan.layout.size))
+            most = min(MATRIX_CLIENTS, MATRIX_ENTRIES // self.plan.layout.size, -(-len(clients) // CHUNKS))
+            size = max(FEWEST_CLIENTS, most)
         count = -(-len(clients) // size)
         bounds = [len(clients) * number // count for number in range(count + 1)]
         return [clients[start:end] for start, end in itertools.pairwise(bounds)]
@@ -138,17 +161,22 @@ class LocalEngine:
     ) -> Iterator[Piece]:
         """The sums of the chunks, in their order."""
 
-        def work(members: Sequence[int]) -> Totals:
+        def job(members: Sequence[int]) -> Job:
             states = [store.read(client, received["model"]) for client in members]
-            with self.worker() as worker:
-                totals, new_states = worker.train(members, received, buffers, states, round_number)
-            for client, state in zip(members, new_states, strict=True):
-                store.stage(client, state)
-            return totals
+            return members, received, buffers, states, round_number
 
-        with no_unexpected_draws(self.plan):
-            for place, totals in enumerate(self._in_order(work, chunks)):
-                yield Piece(place, 1, totals)
+        if self._forks and len(chunks) > 1:
+            answers: Iterator[Answer] = self._crew.in_order(map(job, chunks))
+        else:
+            answers = self._in_order(lambda members: self._work(job(members)), chunks)
+        for place, (totals, new_states) in enumerate(answers):
+            for client, state in zip(chunks[place], new_states, strict=True):
+                store.stage(client, state)
+            yield Piece(place, 1, totals)
+
+    def _work(self, job: Job) -> Answer:
+        with no_unexpected_draws(self.plan), self.worker() as worker:
+            return worker.train(*job)
 
     def evaluate(self, model: Tensor, buffers: State, data: Samples) -> dict[str, float]:
         """Mean loss and metrics of a model on some samples, in evaluation mode."""

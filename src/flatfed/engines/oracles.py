@@ -17,6 +17,7 @@ from flatfed.core.errors import FlatfedError
 from flatfed.core.flat import BoundModel, Layout, Loss, buffers_of, load_buffers
 from flatfed.core.random import routed
 from flatfed.data.federation import Samples
+from flatfed.engines.dense import Gradients, dense_gradients, dense_layers
 
 Shift = Callable[..., Tensor]
 UNEXPECTED_DRAWS = (
@@ -119,7 +120,9 @@ class MatrixGradients:
             return loss(outputs, targets)
 
         self.loss_of = loss_of
-        self.plain = vmap(grad_and_value(loss_of))
+        layers = dense_layers(module, layout, loss)
+        differentiated: Gradients = vmap(grad_and_value(loss_of))
+        self.plain = dense_gradients(layers, differentiated) if layers else differentiated
 
     def shifted(
         self, shift: Shift

@@ -1,0 +1,244 @@
+"""A crew of processes: copies of this one, each of which trains a chunk of clients at a time.
+
+Threads that call many small operations spend their time waiting for each other's turn at the interpreter;
+processes do not. They are forked, so they see the model, the loss and the data as they are without anybody
+having to send them, and whatever memory they only read stays shared. Jobs and answers go through a pipe, the
+tensors in them through memory that both ends see.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import mmap
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flatfed.core.errors import FlatfedError
+
+_ALIGNMENT = 64
+_SMALLEST = 2**16
+_DIE_WITH_PARENT = 1
+"""PR_SET_PDEATHSIG of Linux's prctl."""
+
+Work = Callable[[Any], Any]
+
+
+def can_fork() -> bool:
+    """Elsewhere than on Linux a fork is not to be had, or not safe; a daemon may have no children."""
+    return sys.platform == "linux" and not multiprocessing.current_process().daemon
+
+
+class _Memory:
+    """Memory without a name that grows and that a fork shares."""
+
+    def __init__(self) -> None:
+        self._file = os.memfd_create("flatfed")
+        self._mapped: mmap.mmap | None = None
+        self._end = 0
+
+    def rewind(self) -> None:
+        self._end = 0
+
+    def put(self, tensor: Tensor) -> int:
+        """Copies a tensor behind what has been put here since the last `rewind`; its place."""
+        start = self._end
+        self._end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+        self._seen(start, tensor.dtype, tensor.numel(), self._end).copy_(tensor.reshape(-1))
+        return start
+
+    def get(self, start: int, dtype: torch.dtype, shape: torch.Size) -> Tensor:
+        """A copy of what was put there."""
+        end = start + shape.numel() * dtype.itemsize
+        return self._seen(start, dtype, shape.numel(), end).clone().view(shape)
+
+    def _seen(self, start: int, dtype: torch.dtype, count: int, end: int) -> Tensor:
+        if self._mapped is None or len(self._mapped) < end:
+            size = os.fstat(self._file).st_size
+            if size < end:
+                size = max(2 * end, _SMALLEST)
+                os.ftruncate(self._file, size)
+            self._mapped = mmap.mmap(self._file, size)
+        return torch.frombuffer(self._mapped, dtype=dtype, count=count, offset=start)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, memory: _Memory) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self.memory = memory
+
+    def persistent_id(self, item: Any) -> tuple[int, torch.dtype, torch.Size] | None:
+        if not isinstance(item, Tensor) or item.numel() == 0:
+            return None
+        return self.memory.put(item.detach()), item.dtype, item.shape
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, memory: _Memory) -> None:
+        super().__init__(file)
+        self.memory = memory
+
+    def persistent_load(self, place: tuple[int, torch.dtype, torch.Size]) -> Tensor:
+        return self.memory.get(*place)
+
+
+class _Line:
+    """One end of a line between two processes that speak in turn."""
+
+    def __init__(self, connection: Connection, memory: _Memory) -> None:
+        self.connection, self.memory = connection, memory
+
+    def send(self, message: Any) -> None:
+        self.memory.rewind()
+        written = io.BytesIO()
+        _Pickler(written, self.memory).dump(message)
+        self.connection.send_bytes(written.getbuffer())
+
+    def receive(self) -> Any:
+        return _Unpickler(io.BytesIO(self.connection.recv_bytes()), self.memory).load()
+
+
+class _Account(Exception):
+    """Where in another process an error was raised."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+def _serve(line: _Line, parent: int, work: Work) -> None:
+    """What a member of the crew does until nobody is there to ask."""
+    # A keyboard interrupt reaches everybody; the parent decides what becomes of it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    if os.getppid() != parent:
+        return
+    torch.set_num_threads(1)
+    while True:
+        try:
+            job = line.receive()
+        except EOFError:
+            return
+        answer, failure, account = None, None, ""
+        try:
+            answer = work(job)
+        except Exception as error:
+            # Whatever it is, it is raised again in the parent.
+            failure, account = _portable(error), traceback.format_exc()
+        line.send((answer, failure, account))
+
+
+def _portable(error: Exception) -> Exception:
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        # A user's exception may do anything when it is pickled.
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
+class _Member:
+    """A process of the crew."""
+
+    def __init__(self, work: Work) -> None:
+        near, far = multiprocessing.Pipe()
+        self.line = _Line(near, _Memory())
+        context = multiprocessing.get_context("fork")
+        arguments = _Line(far, self.line.memory), os.getpid(), work
+        self.process = context.Process(target=_serve, args=arguments, daemon=True, name="flatfed")
+        self.process.start()
+        far.close()
+
+    def ask(self, job: Any) -> None:
+        try:
+            self.line.send(job)
+        except OSError:
+            raise self._lost() from None
+
+    def answer(self) -> Any:
+        try:
+            answer, error, account = self.line.receive()
+        except (EOFError, OSError):
+            raise self._lost() from None
+        if error is not None:
+            raise error from _Account(account)
+        return answer
+
+    def _lost(self) -> FlatfedError:
+        self.process.join()
+        code = self.process.exitcode or 0
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return FlatfedError(
+            f"workers: one of their processes is gone ({how}); if memory is short, use fewer of them"
+        )
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.line.connection.close()
+        self.line.memory.close()
+
+
+class Crew:
+    """Processes that do `work` on jobs, each of which must be something that can be pickled."""
+
+    def __init__(self, work: Work, size: int) -> None:
+        """At most `size` of them; they are started when they are first needed."""
+        self._work, self._size = work, size
+        self._members: list[_Member] = []
+
+    def close(self) -> None:
+        for member in self._members:
+            member.close()
+        self._members = []
+
+    def in_order(self, jobs: Iterable[Any]) -> Iterator[Any]:
+        """The answers in the order of the jobs, with a bounded number of them waiting for their turn.
+
+        After an error, or when it is left before its end, its processes are ended: nobody works on.
+        """
+        idle = list(self._members)
+        busy: dict[Any, tuple[int, _Member]] = {}
+        found: dict[int, Any] = {}
+        waiting = enumerate(jobs)
+        following = next(waiting, None)
+        upcoming = 0
+        try:
+            while following is not None or busy or found:
+                while (
+                    following is not None
+                    and len(busy) < self._size
+                    and following[0] < upcoming + 2 * self._size
+                ):
+                    (number, job), member = following, idle.pop() if idle else self._another()
+                    member.ask(job)
+                    busy[member.line.connection] = number, member
+                    following = next(waiting, None)
+                if upcoming in found:
+                    yield found.pop(upcoming)
+                    upcoming += 1
+                    continue
+                for connection in wait(list(busy)):
+                    number, member = busy.pop(connection)
+                    found[number] = member.answer()
+                    idle.append(member)
+        except BaseException:
+            self.close()
+            raise
+
+    def _another(self) -> _Member:
+        self._members.append(_Member(self._work))
+        return self._members[-1]

@@ -1,0 +1,252 @@
+"""Workers in processes of their own: the same bits, and nobody left behind whatever happens."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from problems import Shared
+from torch import Tensor, nn
+
+import flatfed as ff
+from flatfed.core.errors import DivergedError
+from flatfed.engines import local
+from flatfed.engines.processes import Crew, _Memory, can_fork
+
+pytestmark = pytest.mark.skipif(not can_fork(), reason="processes are forked, which needs Linux")
+
+
+def federation(clients: int = 9, features: int = 4) -> ff.Federation:
+    generator = torch.Generator().manual_seed(0)
+    return ff.Federation.from_tensors(
+        [
+            (torch.randn(6, features, generator=generator), torch.randint(3, (6,), generator=generator))
+            for _ in range(clients)
+        ]
+    )
+
+
+def train(algorithm: ff.Algorithm, **changed: Any) -> ff.Run:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 3))
+    return ff.train(
+        model,
+        federation(),
+        algorithm,
+        rounds=3,
+        participants=7,
+        local_steps=2,
+        batch_size=3,
+        lr=0.1,
+        **changed,
+    )
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedsmoo", "fedmoswa", "fednsam"])
+def test_processes_threads_and_one_worker_give_the_same_bits(name, monkeypatch):
+    alone = train(ff.build(name), workers=1)
+    processes = train(ff.build(name), workers=3)
+    monkeypatch.setattr(local, "can_fork", lambda: False)
+    threads = train(ff.build(name), workers=3)
+    for other in (processes, threads):
+        assert other.server.keys() == alone.server.keys()
+        for key, value in alone.server.items():
+            assert torch.equal(other.server[key], value), key
+        for key, value in alone.model.state_dict().items():
+            assert torch.equal(other.model.state_dict()[key], value), key
+        assert [line["train_loss"] for line in other.history] == [
+            line["train_loss"] for line in alone.history
+        ]
+
+
+def test_training_really_happens_in_other_processes():
+    seen = Shared()
+
+    class Spy(nn.Linear):
+        def forward(self, inputs: Tensor) -> Tensor:
+            seen.append(os.getpid())
+            return super().forward(inputs)
+
+    ff.train(
+        Spy(4, 3), federation(), ff.fedavg(), rounds=2, local_steps=1, batch_size=3, path="client", workers=2
+    )
+    others = set(seen) - {os.getpid()}
+    assert len(others) == 2
+    assert not any(map(alive, others))
+
+
+def alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+# -- the crew ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def crew() -> Iterator[Any]:
+    made: list[Crew] = []
+
+    def make(work: Any, size: int = 2) -> Crew:
+        made.append(Crew(work, size))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def test_answers_come_in_the_order_of_the_jobs(crew):
+    def work(job: int) -> int:
+        time.sleep(0.02 if job % 3 == 0 else 0.0)
+        return 10 * job
+
+    together = crew(work, 3)
+    assert list(together.in_order(range(20))) == [10 * job for job in range(20)]
+    assert list(together.in_order([])) == []
+    assert list(together.in_order([7])) == [70]
+
+
+def test_tensors_of_every_kind_and_size_arrive_as_they_were(crew):
+    jobs = [
+        {"a": torch.randn(count, 3), "empty": torch.empty(0, 2), "scalar": torch.tensor(1.5)}
+        | {"turned": torch.arange(6).view(2, 3).t(), "flag": torch.tensor([True, False])}
+        | {"half": torch.ones(3, dtype=torch.bfloat16), "same": [torch.ones(2)] * 2}
+        for count in (1, 5, 100_000, 2, 400_000)
+    ]
+    for job, answer in zip(jobs, crew(lambda job: (job, os.getpid())).in_order(jobs), strict=True):
+        found, process = answer
+        assert process != os.getpid()
+        assert found.keys() == job.keys()
+        for name in set(job) - {"same"}:
+            assert found[name].dtype == job[name].dtype
+            assert torch.equal(found[name], job[name]), name
+        assert torch.equal(found["same"][1], torch.ones(2))
+
+
+def test_an_answer_is_not_overwritten_by_the_next(crew):
+    answers = list(crew(lambda job: torch.full((1000,), float(job)), 1).in_order(range(5)))
+    assert [set(answer.tolist()) for answer in answers] == [{float(job)} for job in range(5)]
+
+
+def test_memory_grows_and_is_seen_from_both_ends():
+    memory = _Memory()
+    try:
+        places = [memory.put(torch.full((size,), float(size))) for size in (3, 50_000, 1_000_000)]
+        assert all(place % 64 == 0 for place in places)
+        for place, size in zip(places, (3, 50_000, 1_000_000), strict=True):
+            found = memory.get(place, torch.float32, torch.Size([size]))
+            assert torch.equal(found, torch.full((size,), float(size)))
+    finally:
+        memory.close()
+
+
+def test_an_error_is_raised_here_with_an_account_of_there(crew):
+    def work(job: int) -> int:
+        if job == 3:
+            raise DivergedError("round 3: the loss is not finite")
+        return job
+
+    together, found = crew(work), []
+    with pytest.raises(DivergedError, match="the loss is not finite") as raised:
+        found.extend(together.in_order(range(10)))
+    assert "in work" in str(raised.value.__cause__)
+    assert found == list(range(len(found)))
+    assert multiprocessing.active_children() == []
+    # It can be used again.
+    assert list(together.in_order([1, 2])) == [1, 2]
+
+
+def test_an_error_that_cannot_travel_is_described(crew):
+    class Odd(Exception):
+        def __reduce__(self) -> Any:
+            raise TypeError("never")
+
+    def work(job: int) -> int:
+        raise Odd("strange")
+
+    with pytest.raises(RuntimeError, match="Odd: strange"):
+        list(crew(work).in_order([1]))
+
+
+def test_a_process_that_is_killed_ends_the_round_in_one_line(crew):
+    def work(job: int) -> int:
+        if job == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return job
+
+    with pytest.raises(ff.FlatfedError, match=r"workers: .*SIGKILL.*fewer") as raised:
+        list(crew(work).in_order(range(10)))
+    assert "\n" not in str(raised.value)
+    assert multiprocessing.active_children() == []
+
+
+def test_a_process_that_was_killed_while_idle_is_noticed(crew):
+    together = crew(lambda job: job)
+    assert list(together.in_order(range(4))) == [0, 1, 2, 3]
+    for child in multiprocessing.active_children():
+        os.kill(child.pid, signal.SIGKILL)
+        child.join()
+    with pytest.raises(ff.FlatfedError, match="SIGKILL"):
+        list(together.in_order(range(4)))
+
+
+def test_nobody_works_on_when_the_answers_are_left(crew):
+    answers = crew(lambda job: time.sleep(60 * job)).in_order(range(3))
+    assert next(answers) is None
+    began = time.monotonic()
+    answers.close()
+    assert multiprocessing.active_children() == []
+    assert time.monotonic() - began < 30
+
+
+ORPHANS = """
+import os, sys, time
+from flatfed.engines.processes import Crew
+
+def work(job):
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+
+list(Crew(work, 2).in_order([1, 2]))
+"""
+
+
+def test_processes_do_not_outlive_the_one_that_trains():
+    training = subprocess.Popen([sys.executable, "-c", ORPHANS], stdout=subprocess.PIPE, text=True)
+    children = [int(training.stdout.readline()) for _ in range(2)]
+    training.kill()
+    training.wait()
+    deadline = time.monotonic() + 20
+    while any(map(alive, children)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(alive, children))
+
+
+def test_a_keyboard_interrupt_ends_everything_at_once():
+    training = subprocess.Popen(
+        [sys.executable, "-c", ORPHANS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    children = [int(training.stdout.readline()) for _ in range(2)]
+    os.killpg(training.pid, signal.SIGINT)
+    _, complaints = training.communicate(timeout=30)
+    assert complaints.rstrip().endswith("KeyboardInterrupt")
+    assert not any(map(alive, children))
+
+
+def test_a_daemon_trains_in_threads(monkeypatch):
+    monkeypatch.setattr(multiprocessing.process.current_process(), "_config", {"daemon": True})
+    assert not can_fork()
+    assert torch.isfinite(train(ff.fedavg(), workers=2).server["model"]).all()
