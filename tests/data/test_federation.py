@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from flatfed import Federation, FlatfedError
-from flatfed.data.federation import stacked_batch
+from flatfed.data.federation import stacked_batches
 
 
 def samples(count: int, start: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -57,11 +57,17 @@ def test_from_function_loads_on_demand():
 def test_stacked_batches_are_the_clients_batches():
     pooled = Federation.from_tensors([samples(4), samples(4, 50)])
     loaded = Federation.from_function(2, lambda client: samples(4, 50 * client))
-    positions = [torch.tensor([3, 1]), torch.tensor([0, 2])]
+    positions = [[torch.tensor([3, 1]), torch.tensor([2])], [torch.tensor([0, 2]), torch.tensor([1])]]
     for federation in (pooled, loaded):
-        inputs, targets = stacked_batch([federation.client(0), federation.client(1)], positions)
-        assert inputs.shape == (2, 2, 3)
-        assert targets.tolist() == [[3, 1], [50, 52]]
+        first, last = stacked_batches([federation.client(0), federation.client(1)], positions)
+        assert first[0].shape == (2, 2, 3)
+        assert first[1].tolist() == [[3, 1], [50, 52]]
+        assert last[0].shape == (2, 1, 3)
+        assert last[1].tolist() == [[2], [51]]
+        for inputs, targets in (first, last):
+            for client in (0, 1):
+                own = federation.client(client).batch(targets[client] - 50 * client)
+                assert torch.equal(inputs[client], own[0])
 
 
 @pytest.mark.parametrize(

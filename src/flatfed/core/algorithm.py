@@ -16,7 +16,7 @@ from pydantic import ConfigDict
 from torch import Tensor
 
 from flatfed.core.errors import FlatfedError
-from flatfed.core.flat import Layout
+from flatfed.core.flat import Layout, all_finite
 from flatfed.core.state import Dimensions, State, Vector
 
 Carry = dict[str, Tensor]
@@ -278,7 +278,7 @@ class Compressor(Part):
                 f"payload: {len(payload)} bytes where {expected} belong; it was cut or damaged"
             )
         vector = torch.frombuffer(bytearray(payload), dtype=dtype) if size else torch.empty(0, dtype=dtype)
-        if not bool(torch.isfinite(vector).all()):
+        if not all_finite(vector):
             raise FlatfedError("payload: it holds numbers that are not finite; it was damaged")
         return vector
 

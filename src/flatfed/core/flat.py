@@ -133,6 +133,12 @@ def apply_buffer_change(buffers: Mapping[str, Tensor], mean: Mapping[str, Tensor
     return changed
 
 
+def all_finite(values: Tensor) -> bool:
+    """Whether there is no infinity and no NaN among them."""
+    # Either spoils the sum, which is the cheapest thing to look at; so does the sum of huge numbers.
+    return bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())
+
+
 def no_longer_finite(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> str | None:
     """The first buffer that lost finite numbers; one that had others before, as masks do, may keep them."""
     for name, value in before.items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -43,19 +43,28 @@ def _chosen(samples: Tensor, rows: Tensor) -> Tensor:
     return samples.index_select(0, rows)
 
 
-def stacked_batch(clients: Sequence[ClientData], positions: Sequence[Tensor]) -> Samples:
-    """Batches of equal shape, one a client, as [C, B, …]; one gather when the samples are pooled."""
-    first = clients[0]
-    if first.rows is not None and all(client.inputs is first.inputs for client in clients):
-        rows = torch.cat(
-            [client.rows[chosen] for client, chosen in zip(clients, positions, strict=True)]  # type: ignore[index]
-        )
-        shape = len(clients), len(positions[0])
-        return _chosen(first.inputs, rows).unflatten(0, shape), _chosen(first.targets, rows).unflatten(
-            0, shape
-        )
-    batches = [client.batch(chosen) for client, chosen in zip(clients, positions, strict=True)]
-    return torch.stack([inputs for inputs, _ in batches]), torch.stack([targets for _, targets in batches])
+def stacked_batches(
+    clients: Sequence[ClientData], positions: Sequence[Sequence[Tensor]]
+) -> Iterator[Samples]:
+    """Step by step the clients' batches as [C, B, …], from each client's positions of every step.
+
+    All clients take the same number of steps, with batches of the same sizes. One gather a step when the
+    samples are pooled.
+    """
+    inputs, targets, rows = clients[0]
+    if rows is None or any(client.inputs is not inputs for client in clients):
+        for chosen in zip(*positions, strict=True):
+            batches = [client.batch(own) for client, own in zip(clients, chosen, strict=True)]
+            yield torch.stack([each for each, _ in batches]), torch.stack([each for _, each in batches])
+        return
+    wanted = [
+        client.rows.index_select(0, torch.cat(list(own)))
+        for client, own in zip(clients, positions, strict=True)
+        if client.rows is not None
+    ]
+    for step in torch.stack(wanted).split([len(chosen) for chosen in positions[0]], dim=1):
+        flat = step.reshape(-1)
+        yield _chosen(inputs, flat).unflatten(0, step.shape), _chosen(targets, flat).unflatten(0, step.shape)
 
 
 class Federation(ABC):

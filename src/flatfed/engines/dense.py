@@ -88,24 +88,25 @@ def dense_gradients(layers: Sequence[Layer], otherwise: Gradients) -> Gradients:
         labels = targets.dim() == 2 and not targets.is_floating_point()
         if not labels or inputs.dim() < 3 or bool((targets < 0).any()):
             return otherwise(point, inputs, targets)
-        values = [inputs.flatten(2)]  # what each layer sees, [C, B, I]
+        # Samples last: a few outputs of many samples are then long rows for every operation.
+        values = [inputs.flatten(2).transpose(1, 2)]  # what each layer sees, [C, I, B]
         for layer in layers:
             value = _forward(layer, point, values[-1])
             values.append(value if layer.activation is None else layer.activation(value))
-        labelled = targets.unsqueeze(2)
-        slope = torch.log_softmax(values.pop(), 2)
-        right = slope.gather(2, labelled)
+        labelled = targets.unsqueeze(1)
+        slope = torch.log_softmax(values.pop(), 1)  # [C, O, B]
+        right = slope.gather(1, labelled)
         # Of the mean loss, with respect to the outputs: (probability − whether it is the label) / B.
-        slope.exp_().scatter_add_(2, labelled, right.new_full((), -1.0).expand_as(right))
+        slope.exp_().scatter_add_(1, labelled, right.new_full((), -1.0).expand_as(right))
         slope.mul_(1 / targets.shape[1])
         gradient = torch.empty_like(point)
         for number in reversed(range(len(layers))):
             layer, value = layers[number], values[number]
-            torch.bmm(slope.transpose(1, 2), value, out=layer.weight(gradient))
+            torch.bmm(slope, value.transpose(1, 2), out=layer.weight(gradient))
             if layer.has_bias:
-                torch.sum(slope, 1, out=layer.bias(gradient))
+                torch.sum(slope, 2, out=layer.bias(gradient))
             if number:
-                slope = torch.bmm(slope, layer.weight(point))
+                slope = torch.bmm(layer.weight(point).transpose(1, 2), slope)
                 before = layers[number - 1].activation
                 slope = slope if before is None else _BACKWARD[type(before)](slope, value)
         return gradient, right.mean((1, 2)).neg_()
@@ -114,5 +115,7 @@ def dense_gradients(layers: Sequence[Layer], otherwise: Gradients) -> Gradients:
 
 
 def _forward(layer: Layer, point: Tensor, value: Tensor) -> Tensor:
-    weight = layer.weight(point).transpose(1, 2)
-    return torch.baddbmm(layer.bias(point)[:, None], value, weight) if layer.has_bias else value.bmm(weight)
+    weight = layer.weight(point)
+    if not layer.has_bias:
+        return torch.bmm(weight, value)
+    return torch.baddbmm(layer.bias(point).unsqueeze(2), weight, value)

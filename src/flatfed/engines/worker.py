@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from flatfed.core import random
 from flatfed.core.algorithm import Algorithm, ClientContext
 from flatfed.core.errors import DivergedError, FlatfedError
-from flatfed.core.flat import BoundModel, Layout, Loss, buffer_change, load_buffers
+from flatfed.core.flat import BoundModel, Layout, Loss, all_finite, buffer_change, load_buffers
 from flatfed.core.rounds import ClientResult, client_round, send
 from flatfed.core.sampling import batches
 from flatfed.core.settings import Settings
 from flatfed.core.state import Dimensions, State
-from flatfed.data.federation import ClientData, Federation, Samples, stacked_batch
+from flatfed.data.federation import ClientData, Federation, Samples, stacked_batches
 from flatfed.engines.oracles import UNEXPECTED_DRAWS, MatrixGradients, MatrixOracle, ModuleOracle
 
 FULL_GRADIENT_SLICE = 512
@@ -344,8 +344,7 @@ class Worker:
 
         def each_step() -> Iterator[MatrixOracle]:
             nonlocal evaluations
-            for step in range(steps):
-                inputs, targets = self._stacked(data, [own[step] for own in positions])
+            for step, (inputs, targets) in enumerate(self._stacked(data, positions)):
                 if self.federation.transform.draws:
                     seen = torch.stack(
                         [
@@ -362,7 +361,7 @@ class Worker:
 
         def full_gradient_of(own: ClientData) -> Tensor:
             def oracle(_: int, chosen: Tensor) -> MatrixOracle:
-                inputs, targets = self._stacked([own], [chosen])
+                ((inputs, targets),) = self._stacked([own], [[chosen]])
                 return MatrixOracle(self.matrix, self._evaluated(inputs), targets)
 
             return _full_gradient(model[None], len(own), oracle)
@@ -419,7 +418,7 @@ class Worker:
         for index, (client, state) in enumerate(zip(members, states, strict=True)):
             own = {name: value[index] for name, value in upload.items()}
             for name, value in own.items():
-                if not bool(torch.isfinite(value).all()):
+                if not all_finite(value):
                     raise DivergedError(
                         f"round {round_number + 1}: the upload {name!r} of client {client} is not finite; "
                         f"lower lr (now {settings.lr:g}) or set clip (now {settings.clip})"
@@ -445,8 +444,11 @@ class Worker:
             seen = seen.contiguous(memory_format=torch.channels_last)
         return ClientData(seen, targets), True
 
-    def _stacked(self, owners: Sequence[ClientData], chosen: Sequence[Tensor]) -> Samples:
-        return stacked_batch(owners, [positions.to(self.plan.device) for positions in chosen])
+    def _stacked(
+        self, owners: Sequence[ClientData], positions: Sequence[Sequence[Tensor]]
+    ) -> Iterator[Samples]:
+        here = [[chosen.to(self.plan.device) for chosen in own] for own in positions]
+        return stacked_batches(owners, here)
 
     def _evaluated(self, inputs: Tensor) -> Tensor:
         """Stored inputs [C, B, …] as the model sees them, without augmentation."""

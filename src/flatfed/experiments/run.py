@@ -19,7 +19,14 @@ from torch import Tensor, nn
 
 from flatfed.core.algorithm import Algorithm, Cohort, Part, ServerContext, Work, estimate_of
 from flatfed.core.errors import DivergedError, FlatfedError, shown
-from flatfed.core.flat import Loss, apply_buffer_change, load_buffers, load_vector, no_longer_finite
+from flatfed.core.flat import (
+    Loss,
+    all_finite,
+    apply_buffer_change,
+    load_buffers,
+    load_vector,
+    no_longer_finite,
+)
 from flatfed.core.rounds import broadcast, server_round
 from flatfed.core.sampling import cohort, local_steps
 from flatfed.core.settings import Settings, SettingsOptions
@@ -317,7 +324,7 @@ class _Training:
         server = server_round(self.algorithm, self.server, mean.upload, members)
         for part in self._alone:
             server |= part.refine(server, self._server_context(buffers))
-        if not bool(torch.isfinite(server["model"]).all()):
+        if not all_finite(server["model"]):
             raise DivergedError(self._advice("the global model is no longer finite"))
         record = self._record(mean, server, buffers, time.perf_counter() - began)
         for name, value in prepared.items():
@@ -420,7 +427,7 @@ class _Training:
         if not math.isfinite(mean.loss):
             raise DivergedError(self._advice(f"the training loss is {mean.loss}"))
         for name, value in mean.upload.items():
-            if not bool(torch.isfinite(value).all()):
+            if not all_finite(value):
                 raise DivergedError(self._advice(f"the mean upload {name!r} is not finite"))
         spoilt = no_longer_finite(self.buffers, buffers)
         if spoilt is not None:

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from flatfed.core.errors import FlatfedError
+from flatfed.core.flat import all_finite
 from flatfed.core.state import State
 from flatfed.engines.flower.wire import digest
 from flatfed.experiments.record import write_atomically
@@ -98,9 +98,7 @@ def _read(path: Path, expected: State) -> dict[str, Tensor]:
     except (OSError, SafetensorError) as error:
         raise FlatfedError(f"{path}: cannot be read ({error})") from None
     same = found.keys() == expected.keys() and all(
-        value.shape == expected[name].shape
-        and value.dtype == expected[name].dtype
-        and bool(torch.isfinite(value).all())
+        value.shape == expected[name].shape and value.dtype == expected[name].dtype and all_finite(value)
         for name, value in found.items()
     )
     if not same:

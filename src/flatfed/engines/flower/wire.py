@@ -18,6 +18,7 @@ from torch import Tensor
 
 from flatfed.core.algorithm import Algorithm, Compressor
 from flatfed.core.errors import FlatfedError, one_line, shown
+from flatfed.core.flat import all_finite
 from flatfed.core.state import Dimensions, State
 
 RAW, PAYLOAD = "flatfed.raw", "flatfed.payload"
@@ -172,7 +173,7 @@ def unpack(
         if len(array.data) != size * dtype.itemsize:
             raise FlatfedError(f"{name}: {len(array.data)} bytes where {size * dtype.itemsize} belong")
         value = torch.frombuffer(bytearray(array.data), dtype=dtype) if size else torch.empty(0, dtype=dtype)
-        if finite and not bool(torch.isfinite(value).all()):
+        if finite and not all_finite(value):
             raise FlatfedError(f"{name}: it holds numbers that are not finite")
         tensors[name] = value.reshape(shape)
     return tensors
@@ -201,7 +202,7 @@ def decode_payloads(
             # Whatever a forged payload does to a decoder must not stop the others' round.
             raise FlatfedError(f"{name}: {error}") from None
         # A scale that is finite on the wire may not be in the model's own precision.
-        if not bool(torch.isfinite(decoded[name]).all()):
+        if not all_finite(decoded[name]):
             raise FlatfedError(f"{name}: it holds numbers that are not finite in {dtype_name(dtype)}")
     return decoded, sum(len(array.data) for array in found.values())
 
