@@ -1,10 +1,11 @@
-"""Curves of several runs as one SVG: accuracies on a linear scale, everything else on a logarithmic one.
+"""Curves of several runs as one SVG: accuracies and cosines on a linear scale, all else on a logarithmic one.
 
     python docs/results/draw.py OUT.svg TITLE MEASURE RUN=LABEL [RUN=LABEL …]
 
 MEASURE is a field of the runs' history, for instance test_accuracy, or flatness_distance (a running mean over
 ten rounds, with the single rounds behind it), or global_stability, what `flatfed diagnose RUN
-global_stability` wrote (the largest of the replacements, with all of them behind it).
+global_stability` wrote (the largest of the replacements, with all of them behind it). RUN@FIELD=LABEL draws
+another field of a run than MEASURE, which then only says the scale.
 """
 
 from __future__ import annotations
@@ -27,10 +28,14 @@ def is_accuracy(measure: str) -> bool:
     return measure.endswith("accuracy")
 
 
+def is_linear(measure: str) -> bool:
+    return is_accuracy(measure) or measure.startswith("cosine")
+
+
 def ticks(low: float, high: float) -> list[float]:
     """Round numbers between two values."""
-    size = next(size for size in (1, 2, 5, 10, 20) if (high - low) / size <= 9)
-    return [float(size * number) for number in range(math.ceil(low / size), math.floor(high / size) + 1)]
+    size = next(size for size in (0.05, 0.1, 0.2, 1, 2, 5, 10, 20) if (high - low) / size <= 9)
+    return [size * number for number in range(math.ceil(low / size), math.floor(high / size) + 1)]
 
 
 def decades(low: float, high: float) -> list[float]:
@@ -48,18 +53,18 @@ def curves(run: Path, measure: str) -> tuple[Points, list[Points]]:
         return list(zip(rounds, found["discrepancy"], strict=True)), each
     lines = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
     points = [(line["round"], line[measure]) for line in lines if measure in line]
-    if is_accuracy(measure):
-        return [(x, 100 * y) for x, y in points], []
+    if is_linear(measure):
+        return [(x, 100 * y if is_accuracy(measure) else y) for x, y in points], []
     recent = [points[max(0, end - WINDOW) : end] for end in range(1, len(points) + 1)]
     return [(some[-1][0], sum(y for _, y in some) / len(some)) for some in recent], [points]
 
 
-def picture(title: str, measure: str, runs: list[tuple[str, Path]]) -> str:
-    drawn = [(label, *curves(run, measure)) for label, run in runs]
-    positive = [y for _, main, thin in drawn for line in [main, *thin] for _, y in line if y > 0]
-    linear = is_accuracy(measure)
+def picture(title: str, measure: str, runs: list[tuple[str, Path, str]]) -> str:
+    drawn = [(label, *curves(run, field or measure)) for label, run, field in runs]
+    linear = is_linear(measure)
+    values = [y for _, main, thin in drawn for line in [main, *thin] for _, y in line if linear or y > 0]
     scale = float if linear else math.log10
-    low, high = scale(min(positive)), scale(max(positive))
+    low, high = scale(min(values)), scale(max(values))
     last = max(x for _, main, _ in drawn for x, _ in main)
 
     def place(point: tuple[float, float]) -> str:
@@ -68,7 +73,8 @@ def picture(title: str, measure: str, runs: list[tuple[str, Path]]) -> str:
         return f"{across:.1f},{HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share:.1f}"
 
     def path(points: Points, style: str) -> str:
-        return f"<polyline fill='none' points='{' '.join(place(p) for p in points if p[1] > 0)}' {style}/>"
+        shown = [point for point in points if linear or point[1] > 0]
+        return f"<polyline fill='none' points='{' '.join(map(place, shown))}' {style}/>"
 
     parts = [
         f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {HEIGHT}' width='{WIDTH}' "
@@ -77,7 +83,7 @@ def picture(title: str, measure: str, runs: list[tuple[str, Path]]) -> str:
         f"<text x='{LEFT}' y='28' font-size='15' font-weight='bold'>{escape(title)}</text>",
     ]
     bottom = HEIGHT - BOTTOM
-    for value in (ticks if linear else decades)(min(positive), max(positive)):
+    for value in (ticks if linear else decades)(min(values), max(values)):
         _, y = place((0, value)).split(",")
         parts.append(f"<path d='M{LEFT} {y}H{WIDTH - RIGHT}' stroke='#e4e4e4'/>")
         parts.append(f"<text x='{LEFT - 8}' y='{float(y) + 4}' text-anchor='end'>{value:g}</text>")
@@ -105,5 +111,9 @@ def picture(title: str, measure: str, runs: list[tuple[str, Path]]) -> str:
 
 if __name__ == "__main__":
     output, heading, what, *chosen = sys.argv[1:]
-    pairs = [(text.partition("=")[2], Path(text.partition("=")[0])) for text in chosen]
-    Path(output).write_text(picture(heading, what, pairs))
+    asked = []
+    for text in chosen:
+        place, _, name = text.partition("=")
+        folder, _, field = place.partition("@")
+        asked.append((name, Path(folder), field))
+    Path(output).write_text(picture(heading, what, asked))

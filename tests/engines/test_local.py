@@ -156,7 +156,7 @@ def depends_on_values(inputs: Tensor) -> Tensor:
 
 
 PATHS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str, str]] = {
-    "linear": (classifier, {}, "matrix", "at most 262144 parameters"),
+    "linear": (classifier, {}, "matrix", "at most 262144 parameters and all batches have one shape; its"),
     "constant buffers": (Constant, {}, "matrix", "all batches have one shape"),
     "epochs of equal clients": (classifier, {"local_epochs": 1, "local_steps": None}, "matrix", "one shape"),
     "large": (

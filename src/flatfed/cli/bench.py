@@ -11,6 +11,7 @@ from rich.table import Table
 from flatfed.cli.terminal import app, command_of, console, round_progress
 from flatfed.core.errors import FlatfedError
 from flatfed.engines.local import available_cores
+from flatfed.engines.processes import can_fork
 from flatfed.experiments.bench import CLIENTS, PARTICIPANTS, WARM_UP, WORKLOADS, Measured, measure
 
 command = command_of(app, "nothing is kept")
@@ -51,8 +52,9 @@ def bench(
             f"{found.path}: {found.reason}",
         )
     console.print(table)
+    workers = "worker processes" if can_fork() else "worker threads"
     console.print(
-        f"flatfed: {available_cores()} workers with one thread each. loop: one client after the other with "
+        f"flatfed: {available_cores()} {workers} with one thread each. loop: one client after the other with "
         f"torch.optim.SGD, {threads} threads in torch's operations. torch {torch.__version__}."
     )
     for name, found in measured.items():

@@ -55,11 +55,11 @@ class Settings(BaseModel):
     seed: Seed = 0
     device: str = "cpu"
     engine: Literal["local", "ray"] = "local"
-    """Clients are trained by threads of this machine or by a Ray cluster. Results do not depend on it."""
+    """Clients are trained on this machine or by a Ray cluster. Results do not depend on it."""
     ray_address: str | None = None
     """The Ray cluster to join, "auto" to look for one, "local" (or none) to start one on this machine."""
     workers: Count | None = None
-    """Workers; one per available core unless given. Results do not depend on it."""
+    """Workers, several in processes of their own; one per core unless given. Results do not depend on it."""
     path: Literal["auto", "matrix", "client"] = "auto"
     """Train chunks of clients as one matrix, or client by client; chosen from model and shapes if auto."""
     client_memory: NonNegative = 1024.0

@@ -16,6 +16,7 @@ from flatfed.core.sampling import batches, equal_batches
 from flatfed.core.settings import Settings
 from flatfed.core.state import Dimensions
 from flatfed.data.federation import Federation, PooledFederation
+from flatfed.engines.dense import dense_layers
 from flatfed.engines.oracles import MatrixGradients
 from flatfed.engines.worker import Metric, Plan
 
@@ -176,7 +177,10 @@ def _choose_path(
         return "matrix", "asked for"
     if impossible:
         return "client", impossible
-    return "matrix", f"the model has at most {MATRIX_PARAMETERS} parameters and all batches have one shape"
+    reason = f"the model has at most {MATRIX_PARAMETERS} parameters and all batches have one shape"
+    if dense_layers(bound.module, bound.layout, loss):
+        reason += "; its gradients have a closed form"
+    return "matrix", reason
 
 
 def _obstacle(tried: _Tried, settings: Settings, common_size: int | None) -> str | None:
