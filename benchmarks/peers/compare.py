@@ -97,22 +97,21 @@ def main() -> None:
     options = parser.parse_args()
     pythons = {name: python_of(kind, options.environments) for name, (kind, _, _) in PROGRAMS.items()}
     settings = Settings(rounds=1, participants=PARTICIPANTS)
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         cohorts = Path(folder) / "cohorts.json"
         chosen = [cohort(settings, CLIENTS, number) for number in range(options.rounds + WARM_UP)]
         cohorts.write_text(json.dumps(chosen))
-        order = [(task, name) for task in options.tasks for name in [*PROGRAMS, LIMIT]]
-        turns = order * options.repeats
-        for task, name in track(turns, "frameworks in turn", console=Console(stderr=True)):
-            if name == LIMIT:
-                done = limit(task, cohorts)
-            else:
-                _, program, arguments = PROGRAMS[name]
-                done = result(start(pythons[name], program, [task, str(cohorts), *arguments]))
-            found.setdefault((task, name), []).append(done)
-    for task in options.tasks:
-        show(task, {name: found[task, name] for name in [*PROGRAMS, LIMIT]})
+        for task in options.tasks:
+            found: dict[str, list[dict[str, Any]]] = {}
+            turns = [*PROGRAMS, LIMIT] * options.repeats
+            for name in track(turns, f"{task}, frameworks in turn", console=Console(stderr=True)):
+                if name == LIMIT:
+                    done = limit(task, cohorts)
+                else:
+                    _, program, arguments = PROGRAMS[name]
+                    done = result(start(pythons[name], program, [task, str(cohorts), *arguments]))
+                found.setdefault(name, []).append(done)
+            show(task, found)
 
 
 def show(task: str, runs: dict[str, list[dict[str, Any]]]) -> None:

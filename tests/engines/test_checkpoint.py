@@ -575,7 +575,6 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 import torch
-import torch._dynamo  # torch imports it on first use, which takes every process a second
 import torch.nn.functional as F
 import flatfed as ff
 from flatfed.experiments import record

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from problems import Shared
 from torch import Tensor, nn
 
 import flatfed as ff
@@ -223,7 +224,7 @@ def test_the_memory_budget_does_not_change_a_bit(path):
 
 def test_a_million_clients():
     cohorts: list[int] = []
-    loaded: list[int] = []
+    loaded = Shared()
 
     def load(client: int) -> tuple[Tensor, Tensor]:
         loaded.append(client)

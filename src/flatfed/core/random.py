@@ -83,7 +83,14 @@ def _is_random(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return bool(args[position] if len(args) > position else kwargs.get("dropout_p", 0.0))
 
 
-class _RouteRandomness(TorchDispatchMode):
+class _Mode(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Else torch imports its compiler on first use, which takes every process a second.
+        return False
+
+
+class _RouteRandomness(_Mode):
     """Sends the random operations of this thread to one generator.
 
     torch's default generator is one per process, so dropout would otherwise depend on which thread comes
@@ -120,7 +127,7 @@ class _RouteRandomness(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-class _NoticeRandomness(TorchDispatchMode):
+class _NoticeRandomness(_Mode):
     def __init__(self) -> None:
         super().__init__()
         self.seen = False

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from flatfed.core.errors import FlatfedError
+from flatfed.core.flat import all_finite
 from flatfed.data.transform import AsStored, Transform
 
 Samples = tuple[Tensor, Tensor]
@@ -179,7 +180,7 @@ def _check_samples(name: str, inputs: Tensor, targets: Tensor) -> None:
     if len(inputs) != len(targets):
         raise FlatfedError(f"{name}: {len(inputs)} inputs but {len(targets)} targets; give as many of each")
     for what, tensor in (("inputs", inputs), ("targets", targets)):
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        if tensor.is_floating_point() and not all_finite(tensor):
             raise FlatfedError(f"{name}: its {what} contain NaN or infinity; clean the data first")
 
 

@@ -86,7 +86,7 @@ def dense_gradients(layers: Sequence[Layer], otherwise: Gradients) -> Gradients:
 
     def gradients(point: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         labels = targets.dim() == 2 and not targets.is_floating_point()
-        if not labels or inputs.dim() < 3 or bool((targets < 0).any()):
+        if not labels or inputs.dim() < 3 or int(targets.min()) < 0:
             return otherwise(point, inputs, targets)
         # Samples last: a few outputs of many samples are then long rows for every operation.
         values = [inputs.flatten(2).transpose(1, 2)]  # what each layer sees, [C, I, B]
