@@ -41,7 +41,7 @@ MATRIX_ENTRIES = 2**18
 """and about so many numbers in its matrix: more would fall out of a core's cache,"""
 FEWEST_CLIENTS = 6
 """but not fewer clients than that, or calls would cost more than what they compute;"""
-CHUNKS = 8
+CHUNKS = 16
 """smaller where there would be fewer chunks than that, so that several workers have something to do."""
 EVALUATION_BATCH = 512
 

@@ -15,7 +15,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection, wait
@@ -36,7 +35,7 @@ Work = Callable[[Any], Any]
 
 def can_fork() -> bool:
     """Elsewhere than on Linux a fork is not to be had, or not safe; a daemon may have no children."""
-    return sys.platform == "linux" and not multiprocessing.current_process().daemon
+    return hasattr(os, "memfd_create") and not multiprocessing.current_process().daemon
 
 
 class _Memory:
