@@ -50,11 +50,13 @@ def measure(task_name: str, name: str, rounds: int) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", choices=[*ff.ALGORITHMS, []])
+    parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tasks", nargs="+", default=["mlp", "lenet5", "cnn"], choices=list(TASKS))
     options = parser.parse_args()
+    if unknown := set(options.names) - set(ff.ALGORITHMS):
+        parser.error(f"unknown algorithms: {', '.join(sorted(unknown))}")
     names = [name for name in options.names or ff.ALGORITHMS if name not in OWN_WORK]
     turns = list(itertools.product(options.tasks, names, range(options.repeats)))
     seconds: dict[tuple[str, str], list[float]] = {}
