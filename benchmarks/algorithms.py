@@ -1,6 +1,6 @@
 """What a round of every algorithm costs beside its gradient evaluations times a round of FedAvg.
 
-    python benchmarks/algorithms.py [--rounds 6] [--repeats 3] [--tasks mlp lenet5 cnn] [NAME …]
+    python benchmarks/algorithms.py [NAME …] [--rounds 6] [--repeats 3] [--tasks mlp lenet5 cnn]
 
 The work is that of benchmarks/peers. Algorithms take turns, FedAvg before each, and the best rounds are
 compared. FedSynSAM and DynaFed distil one image a class in their first rounds, which are not timed; what
