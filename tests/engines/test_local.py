@@ -855,7 +855,6 @@ def test_an_unknown_device_is_refused_in_one_line():
 @pytest.mark.parametrize("path", ["matrix", "client"])
 def test_uploads_stream_through(path, forks, monkeypatch):
     """However many take part, only a few uploads exist at a time, even when adding them up is slow."""
-    monkeypatch.setattr(local, "FEWEST_CLIENTS", 2)
     monkeypatch.setattr(local, "MATRIX_CLIENTS", 2)
     monkeypatch.setattr(local, "can_fork", lambda: forks)
     uploads: list[weakref.ref[Tensor]] = []

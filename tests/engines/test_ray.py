@@ -98,6 +98,31 @@ def test_every_algorithm_gives_the_bits_of_the_local_engine(name, monkeypatch):
     assert_same_bits(expected, found)
 
 
+@pytest.mark.parametrize("losses", [2, 3])
+def test_a_worker_that_is_lost_before_it_answers_is_replaced(losses, monkeypatch):
+    original, lost = ray.get, []
+
+    def get(wanted: Any) -> Any:
+        found = original(wanted)
+        # A process's number is what a worker first answers.
+        if isinstance(found, int) and len(lost) < losses:
+            lost.append(found)
+            raise ray.exceptions.ActorDiedError
+        return found
+
+    monkeypatch.setattr(engine.ray, "remote", lambda **options: InThisProcess)
+    monkeypatch.setattr(engine.ray, "kill", lambda worker: None)
+    monkeypatch.setattr(engine.ray, "get", get)
+    expected = run(generic("scaffold"), participants=PARTICIPANTS)
+    again = {"participants": PARTICIPANTS, "engine": "ray", "workers": 2}
+    if losses < engine.ATTEMPTS:
+        assert_same_bits(expected, run(generic("scaffold"), **again))
+    else:
+        with pytest.raises(ff.FlatfedError, match="a worker cannot start"):
+            run(generic("scaffold"), **again)
+    assert len(lost) == losses
+
+
 def test_compressed_uploads_and_error_feedback_are_the_same(monkeypatch):
     algorithm = ff.algorithms.build(
         {"name": "scaffold", "compress": {"part": "error_feedback", "of": {"part": "quantize", "bits": 3}}}

@@ -145,8 +145,8 @@ class LocalEngine:
         """Clients that are trained together, in chunks as equal as they can be."""
         size = 1
         if self.plan.path == "matrix":
-            most = min(MATRIX_CLIENTS, MATRIX_ENTRIES // self.plan.layout.size, -(-len(clients) // CHUNKS))
-            size = max(FEWEST_CLIENTS, most)
+            wanted = min(MATRIX_ENTRIES // self.plan.layout.size, -(-len(clients) // CHUNKS))
+            size = min(MATRIX_CLIENTS, max(FEWEST_CLIENTS, wanted))
         count = -(-len(clients) // size)
         bounds = [len(clients) * number // count for number in range(count + 1)]
         return [clients[start:end] for start, end in itertools.pairwise(bounds)]

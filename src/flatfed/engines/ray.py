@@ -158,6 +158,8 @@ class RayEngine(LocalEngine):
         self._idle_remote: list[Any] = []
         self._starting: dict[Any, Any] = {}
         """Workers that have not answered yet, by what they will answer."""
+        self._lost_starts = 0
+        """How many in a row were lost before they answered."""
         # A lost worker is replaced here, not by Ray, which would wait for room for it.
         self._kind: Any = ray.remote(num_cpus=1, num_gpus=1 if self.plan.device.type == "cuda" else 0)(
             RemoteWorker
@@ -258,10 +260,16 @@ class RayEngine(LocalEngine):
             try:
                 ray.get(started)
             except RayError as error:
+                # Whoever was lost with its node before it could answer is replaced.
+                self._lost_starts += 1
+                if not getattr(error, "actor_init_failed", True) and self._lost_starts < ATTEMPTS:
+                    self._start_worker()
+                    continue
                 raise FlatfedError(
                     f"engine = 'ray': a worker cannot start ({_first_line(error)}); nodes need flatfed and "
                     "what the model and the data are made of"
                 ) from None
+            self._lost_starts = 0
             self._idle_remote.append(worker)
         return [answer for answer in answers if answer in running]
 
