@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
+from torch.nn.utils import prune
 
 import flatfed as ff
 from flatfed.core.flat import Layout
@@ -93,7 +94,7 @@ def test_one_batch_for_all_clients_is_not_copied_wrongly():
     assert torch.allclose(gradient, differentiated(module, layout)(*shared)[0], rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("targets", ["left out", "probabilities"])
+@pytest.mark.parametrize("targets", ["left out", "probabilities", "bytes"])
 def test_other_targets_go_the_other_way(targets):
     module = made("logistic regression")
     layout = Layout(module)
@@ -102,13 +103,20 @@ def test_other_targets_go_the_other_way(targets):
     point, inputs, labels = problem(layout)
     if targets == "left out":
         labels[0, 0] = -100
+    elif targets == "bytes":
+        labels = labels.to(torch.uint8)
     else:
         labels = F.one_hot(labels, CLASSES).double()
-    other = differentiated(module, layout)
+    seen: list[Any] = []
+
+    def other(*arguments: Any) -> Any:
+        seen.append(arguments)
+        return point, point[:, 0]
+
     gradient, loss = dense_gradients(layers, other)(point, inputs, labels)
-    expected, expected_loss = other(point, inputs, labels)
-    assert torch.equal(gradient, expected)
-    assert torch.equal(loss, expected_loss)
+    assert [each is given for each, given in zip(seen[0], (point, inputs, labels), strict=True)] == [True] * 3
+    assert torch.equal(gradient, point)
+    assert torch.equal(loss, point[:, 0])
 
 
 class Doubled(nn.Linear):
@@ -138,6 +146,32 @@ def hooked() -> nn.Module:
     return module
 
 
+def pruned() -> nn.Module:
+    """Afterwards the bias comes before the weight."""
+    module = made("deep")
+    prune.l1_unstructured(module[0], "weight", amount=0.3)
+    prune.remove(module[0], "weight")
+    return module
+
+
+def with_more_parameters() -> nn.Module:
+    module = made("deep")
+    module.temperature = nn.Parameter(torch.ones(1).double())
+    return module
+
+
+def with_a_scale() -> nn.Module:
+    module = made("deep")
+    module[0].scale = nn.Parameter(torch.ones(3).double())
+    return module
+
+
+def with_another_forward() -> nn.Module:
+    module = made("deep")
+    module[0].forward = lambda inputs: 2 * inputs
+    return module
+
+
 @pytest.mark.parametrize(
     "module",
     [
@@ -155,11 +189,25 @@ def hooked() -> nn.Module:
         frozen(),
         shared(),
         hooked(),
+        pruned(),
+        with_more_parameters(),
+        with_a_scale(),
+        with_another_forward(),
     ],
     ids=lambda module: str(module).replace("\n", "")[:40],
 )
 def test_anything_else_is_left_to_automatic_differentiation(module):
     assert dense_layers(module, Layout(module), F.cross_entropy) is None
+
+
+def test_hooks_of_all_modules_are_respected():
+    module = made("deep")
+    assert dense_layers(module, Layout(module), F.cross_entropy) is not None
+    hook = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        assert dense_layers(module, Layout(module), F.cross_entropy) is None
+    finally:
+        hook.remove()
 
 
 def test_other_losses_are_left_to_automatic_differentiation():

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -81,6 +82,12 @@ def test_training_really_happens_in_other_processes():
     others = set(seen) - {os.getpid()}
     assert len(others) == 2
     assert not any(map(alive, others))
+
+
+def test_the_callers_autocast_stays_with_the_caller():
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        alone, together = (train(ff.fedavg(), workers=workers) for workers in (1, 3))
+    assert torch.equal(alone.server["model"], together.server["model"])
 
 
 def alive(process: int) -> bool:
@@ -180,6 +187,29 @@ def test_an_error_that_cannot_travel_is_described(crew):
         list(crew(work).in_order([1]))
 
 
+def test_an_exit_in_the_work_is_an_exit_here(crew):
+    def work(job: int) -> int:
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit) as raised:
+        list(crew(work).in_order([1]))
+    assert raised.value.code == 3
+
+
+def test_nothing_is_left_open_after_an_error(crew):
+    def work(job: int) -> Any:
+        if job == 5:
+            raise ValueError("five")
+        return torch.ones(10)
+
+    def failed() -> int:
+        with pytest.raises(ValueError, match="five"):
+            list(crew(work).in_order(range(8)))
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    assert failed() == failed() == failed()
+
+
 def test_a_process_that_is_killed_ends_the_round_in_one_line(crew):
     def work(job: int) -> int:
         if job == 2:
@@ -244,6 +274,38 @@ def test_a_keyboard_interrupt_ends_everything_at_once():
     _, complaints = training.communicate(timeout=30)
     assert complaints.rstrip().endswith("KeyboardInterrupt")
     assert not any(map(alive, children))
+
+
+PRINTS = """
+import torch, flatfed as ff
+import torch.nn.functional as F
+
+def loss(outputs, targets):
+    print("loss")
+    return F.cross_entropy(outputs, targets)
+
+data = ff.Federation.from_tensors([(torch.ones(2, 3), torch.zeros(2, dtype=torch.int64))] * 2)
+print("before", end="")
+ff.train(torch.nn.Linear(3, 2), data, ff.fedavg(), rounds=2, local_steps=1, batch_size=2, lr=0.1,
+         loss=loss, workers=2, path="client")
+"""
+
+
+def test_what_is_printed_in_training_appears_once():
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(
+        [sys.executable, "-c", PRINTS], capture_output=True, text=True, check=True, env=environment
+    )
+    assert done.stdout.count("before") == 1
+    # Once when the model is tried, and in two rounds of two clients.
+    assert done.stdout.count("loss") == 1 + 2 * 2
+
+
+def test_beside_an_accelerator_threads_train(monkeypatch):
+    """There torch cannot differentiate in a fork."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    assert not can_fork()
+    assert torch.isfinite(train(ff.fedavg(), workers=2).server["model"]).all()
 
 
 def test_a_daemon_trains_in_threads(monkeypatch):

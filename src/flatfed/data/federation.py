@@ -143,6 +143,8 @@ class Federation(ABC):
     ) -> LoadedFederation:
         """A federation whose clients' data are loaded when they take part; `load(client)` must be pure.
 
+        Workers may be forked processes: open files (of h5py, say) inside `load`, not before the training.
+
         `client_tests(client)` loads a client's own test samples in the same way.
         """
         return LoadedFederation(clients, load, test, client_tests)

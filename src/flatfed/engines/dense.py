@@ -24,7 +24,7 @@ _BACKWARD: dict[type[nn.Module], Callable[[Tensor, Tensor], Tensor]] = {
     nn.Sigmoid: torch.ops.aten.sigmoid_backward,
 }
 """The slope before an activation, from the slope behind it and its value."""
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
 
 
 @dataclass(frozen=True)
@@ -52,25 +52,35 @@ def dense_layers(module: nn.Module, layout: Layout, loss: Loss) -> list[Layer] |
     """The layers of a stack under cross-entropy, or None for every other model and loss."""
     children = list(_flat_children(module))
     linear = [child for child in children if type(child) is nn.Linear]
-    trained = [entry.name for entry in layout.entries]
-    hooked = any(getattr(each, name) for each in module.modules() for name in _HOOKS)
-    if loss is not F.cross_entropy or not linear or children[-1] is not linear[-1] or hooked:
+    if loss is not F.cross_entropy or not linear or children[-1] is not linear[-1] or _is_changed(module):
         return None
-    if trained != [name for name, _ in module.named_parameters(remove_duplicate=False)]:
-        # Some are frozen, or shared by several layers.
+    own = [value for child in linear for value in (child.weight, child.bias) if value is not None]
+    # In this order and nothing else, once each, all of them trained.
+    if [id(value) for value in own] != [id(value) for value in module.parameters()]:
+        return None
+    if [value.shape for value in own] != [entry.shape for entry in layout.entries]:
         return None
     layers: list[Layer] = []
     start = 0
     for child in children:
         if type(child) is nn.Linear:
-            has_bias = child.bias is not None
-            layers.append(Layer(start, child.out_features, child.in_features, has_bias))
+            outputs, inputs = child.weight.shape
+            layers.append(Layer(start, outputs, inputs, child.bias is not None))
             start += sum(value.numel() for value in child.parameters())
         elif type(child) in _BACKWARD and layers and layers[-1].activation is None:
             layers[-1] = replace(layers[-1], activation=child)
         elif type(child) is not nn.Flatten or layers or (child.start_dim, child.end_dim) != (1, -1):
             return None
     return layers
+
+
+def _is_changed(module: nn.Module) -> bool:
+    """Whether its modules do something else than their classes say."""
+    everywhere = any(getattr(nn.modules.module, f"_global_{name}") for name in _HOOKS)
+    return everywhere or any(
+        "forward" in vars(each) or any(getattr(each, f"_{name}") for name in _HOOKS)
+        for each in module.modules()
+    )
 
 
 def _flat_children(module: nn.Module) -> Iterator[nn.Module]:
@@ -85,7 +95,7 @@ def dense_gradients(layers: Sequence[Layer], otherwise: Gradients) -> Gradients:
     """Their gradients; `otherwise` does what is not said here: targets that are left out or no labels."""
 
     def gradients(point: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        labels = targets.dim() == 2 and not targets.is_floating_point()
+        labels = targets.dim() == 2 and targets.dtype == torch.int64
         if not labels or inputs.dim() < 3 or int(targets.min()) < 0:
             return otherwise(point, inputs, targets)
         # Samples last: a few outputs of many samples are then long rows for every operation.

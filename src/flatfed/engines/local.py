@@ -84,7 +84,8 @@ class LocalEngine:
         settings: Settings,
         metrics: Mapping[str, Metric],
     ) -> None:
-        self.plan = make_plan(model, federation, algorithm, loss, settings, metrics)
+        with single_threaded():
+            self.plan = make_plan(model, federation, algorithm, loss, settings, metrics)
         self.federation = federation.to(self.plan.device)
         self.model = model
         self.initial_vector = self.plan.layout.vector(model).to(self.plan.device)
@@ -135,7 +136,7 @@ class LocalEngine:
         round_number: int,
         chunks: Sequence[Sequence[int]],
     ) -> Totals:
-        """The same for participants who have been divided already; a single chunk is trained right here."""
+        """The same for participants who have been divided already; a single chunk stays in this process."""
         total = OrderedSum()
         for piece in self._pieces(received, buffers, store, round_number, chunks):
             total.add(piece)

@@ -15,6 +15,8 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection, wait
@@ -34,8 +36,12 @@ Work = Callable[[Any], Any]
 
 
 def can_fork() -> bool:
-    """Elsewhere than on Linux a fork is not to be had, or not safe; a daemon may have no children."""
-    return hasattr(os, "memfd_create") and not multiprocessing.current_process().daemon
+    """Only on Linux is a fork safe; a daemon may have no children.
+
+    Where there is an accelerator, torch refuses to differentiate in a fork of a process that has done so.
+    """
+    on_linux = hasattr(os, "memfd_create")
+    return on_linux and not multiprocessing.current_process().daemon and not torch.accelerator.is_available()
 
 
 class _Memory:
@@ -71,6 +77,7 @@ class _Memory:
         return torch.frombuffer(self._mapped, dtype=dtype, count=count, offset=start)
 
     def close(self) -> None:
+        self._mapped = None
         os.close(self._file)
 
 
@@ -78,11 +85,15 @@ class _Pickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO, memory: _Memory) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self.memory = memory
+        self._places: dict[int, int] = {}
 
     def persistent_id(self, item: Any) -> tuple[int, torch.dtype, torch.Size] | None:
         if not isinstance(item, Tensor) or item.numel() == 0:
             return None
-        return self.memory.put(item.detach()), item.dtype, item.shape
+        # The message keeps its tensors alive, so none of them takes another's number.
+        if id(item) not in self._places:
+            self._places[id(item)] = self.memory.put(item.detach())
+        return self._places[id(item)], item.dtype, item.shape
 
 
 class _Unpickler(pickle.Unpickler):
@@ -122,9 +133,17 @@ def _serve(line: _Line, parent: int, work: Work) -> None:
     # A keyboard interrupt reaches everybody; the parent decides what becomes of it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # With the thread that forked, which is the one that trains.
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     if os.getppid() != parent:
         return
+    # A new thread has none of the settings that torch keeps for each, such as the caller's autocast.
+    thread = threading.Thread(target=_answer, args=(line, work))
+    thread.start()
+    thread.join()
+
+
+def _answer(line: _Line, work: Work) -> None:
     torch.set_num_threads(1)
     while True:
         try:
@@ -134,18 +153,21 @@ def _serve(line: _Line, parent: int, work: Work) -> None:
         answer, failure, account = None, None, ""
         try:
             answer = work(job)
-        except Exception as error:
+        except BaseException as error:
             # Whatever it is, it is raised again in the parent.
             failure, account = _portable(error), traceback.format_exc()
+        # The process may be killed before it would do this by itself.
+        sys.stdout.flush()
+        sys.stderr.flush()
         line.send((answer, failure, account))
 
 
-def _portable(error: Exception) -> Exception:
+def _portable(error: BaseException) -> BaseException:
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
         # A user's exception may do anything when it is pickled.
-        return RuntimeError(f"{type(error).__name__}: {error}")
+        return RuntimeError("".join(traceback.format_exception_only(error)).strip())
     return error
 
 
@@ -158,8 +180,14 @@ class _Member:
         context = multiprocessing.get_context("fork")
         arguments = _Line(far, self.line.memory), os.getpid(), work
         self.process = context.Process(target=_serve, args=arguments, daemon=True, name="flatfed")
-        self.process.start()
-        far.close()
+        try:
+            self.process.start()
+        except OSError as error:
+            near.close()
+            self.line.memory.close()
+            raise FlatfedError(f"workers: a process cannot be started ({error}); use fewer of them") from None
+        finally:
+            far.close()
 
     def ask(self, job: Any) -> None:
         try:
@@ -179,16 +207,23 @@ class _Member:
     def _lost(self) -> FlatfedError:
         self.process.join()
         code = self.process.exitcode or 0
-        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        return FlatfedError(
-            f"workers: one of their processes is gone ({how}); if memory is short, use fewer of them"
-        )
+        if code == -signal.SIGKILL:
+            return FlatfedError(
+                "workers: one of their processes was killed (SIGKILL); if memory is short, use fewer of them"
+            )
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        return FlatfedError(f"workers: one of their processes ended {how}; workers = 1 may show why")
 
     def close(self) -> None:
         self.process.kill()
         self.process.join()
+        self.process.close()
         self.line.connection.close()
         self.line.memory.close()
+
+
+_FORKING = threading.Lock()
+"""One fork at a time: a child must not inherit the far end of another's line, or its end would go unseen."""
 
 
 class Crew:
@@ -239,5 +274,6 @@ class Crew:
             raise
 
     def _another(self) -> _Member:
-        self._members.append(_Member(self._work))
+        with _FORKING:
+            self._members.append(_Member(self._work))
         return self._members[-1]

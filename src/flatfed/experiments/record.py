@@ -22,6 +22,7 @@ import platform
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -46,6 +47,8 @@ except ImportError:  # Windows has no such locks
 
 FORMAT = 1
 LOCK = ".lock"
+LOCK_PATIENCE = 2.0
+"""Seconds."""
 History = list[dict[str, Any]]
 
 
@@ -223,14 +226,23 @@ class RunFolder:
         write_atomically(self.history_path, lines.encode())
 
     def _lock(self) -> None:
-        """One process at a time; the system takes the lock back when the process ends, however it ends."""
+        """One process at a time; the system takes the lock back when it and its workers have ended."""
         if fcntl is None:
             return
         self._locked = (self.checkpoints / LOCK).open("w")
-        try:
-            fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise FlatfedError(f"{self.path}: another process is running it; wait or stop that one") from None
+        deadline = time.monotonic() + LOCK_PATIENCE
+        while True:
+            try:
+                fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                # The workers of a process that was killed end a moment after it.
+                if time.monotonic() > deadline:
+                    raise FlatfedError(
+                        f"{self.path}: another process is running it; wait or stop that one"
+                    ) from None
+                time.sleep(0.05)
+            else:
+                return
 
     def is_running(self) -> bool:
         """Whether a process has taken the folder."""
