@@ -295,7 +295,11 @@ def test_every_step_size_says_where_it_comes_from():
 def test_what_sweeps_found_is_used_only_when_asked_for():
     for found in sweeps():
         for table in found["tables"]:
-            chosen = [each for each in cells(table) if each.dataset == found["dataset"]]
+            chosen = [
+                each
+                for each in cells(table)
+                if each.dataset == found["dataset"] and found.get("part", "") in each.title
+            ]
             assert set(found["best"]) <= {each.method for each in chosen}
             for each in chosen:
                 if each.method not in found["best"]:
@@ -306,6 +310,23 @@ def test_what_sweeps_found_is_used_only_when_asked_for():
                 assert checked(tuned).training.lr == tuned.config["training"]["lr"]
                 (plain,) = chosen_cells(table, [each.method], each.title)
                 assert plain == each
+
+
+def test_a_sweep_of_a_part_is_for_that_part(monkeypatch):
+    found = {
+        "tables": ["fedsynsam/table2"],
+        "dataset": "Fashion-MNIST",
+        "part": "path(1)",
+        "origin": "somewhere",
+        "best": {"FedSAM": ["training.lr=0.5"]},
+    }
+    monkeypatch.setattr("flatfed.experiments.papers.presets.sweeps", lambda: [found])
+    rates = {
+        each.title: each.config["training"]["lr"]
+        for each in chosen_cells("fedsynsam/table2", ["FedSAM"], "Fashion-MNIST", tuned=True)
+    }
+    assert {rate for title, rate in rates.items() if "path(1)" in title} == {0.5}
+    assert {rate for title, rate in rates.items() if "path(1)" not in title} == {0.05}
 
 
 def test_a_step_size_of_ones_own_is_nobody_elses():

@@ -4,8 +4,8 @@
 carry an "impossible" note. Table names are paper/table, for instance fedsagd/table2. Figures are there for
 the accuracies in their captions; those that show something else say what ("diagnostic").
 
-`tuned.json` holds what sweeps of ours found: for some tables' cells of one data set the best settings of each
-method, and how they were found.
+`tuned.json` holds what sweeps of ours found: for some tables' cells of one data set (all of them, or those
+with "part" in their title) the best settings of each method, and how they were found.
 """
 
 from __future__ import annotations

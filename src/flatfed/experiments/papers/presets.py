@@ -408,7 +408,8 @@ def _origin(paper: str, setting: Values) -> str:
 def with_tuning(name: str, cell: Cell) -> Cell:
     """The cell with the settings that a sweep found for it; the cell itself if there was no sweep."""
     for found in sweeps():
-        if name in found["tables"] and cell.dataset == found["dataset"] and cell.method in found["best"]:
+        meant = cell.dataset == found["dataset"] and found.get("part", "") in cell.title
+        if name in found["tables"] and meant and cell.method in found["best"]:
             config = with_assignments(cell.config, found["best"][cell.method])
             return replace(cell, config=config, origin=f"{SWEEP}: {found['origin']}")
     return cell
