@@ -22,7 +22,9 @@ from flatfed.core.errors import DivergedError
 from flatfed.engines import local
 from flatfed.engines.processes import Crew, _Memory, can_fork
 
-pytestmark = pytest.mark.skipif(not can_fork(), reason="processes are forked, which needs Linux")
+pytestmark = pytest.mark.skipif(
+    not can_fork(), reason="processes are forked, which needs Linux without an accelerator"
+)
 
 
 def federation(clients: int = 9, features: int = 4) -> ff.Federation:
