@@ -841,6 +841,24 @@ def test_the_device_is_passed_on():
         engine.close()
 
 
+@pytest.mark.parametrize(
+    ("clients", "path", "count"),
+    [(3, "client", 3), (4, "matrix", 1), (10, "matrix", 2), (100, "matrix", 15), (2000, "matrix", 32)],
+)
+def test_clients_are_divided_evenly_into_chunks_for_several_workers(clients, path, count):
+    settings = ff.Settings(**options(path=path))
+    engine = local.LocalEngine(classifier(), federation(), ff.fedavg(), F.cross_entropy, settings, {})
+    try:
+        chunks = engine.chunks(range(clients))
+    finally:
+        engine.close()
+    assert list(itertools.chain(*chunks)) == list(range(clients))
+    found = [len(chunk) for chunk in chunks]
+    assert len(found) == count
+    assert max(found) - min(found) <= 1
+    assert max(found) <= local.MATRIX_CLIENTS
+
+
 def test_an_unknown_device_is_refused_in_one_line():
     with pytest.raises(ff.FlatfedError, match="nonsense") as refusal:
         train(classifier(), federation(), device="nonsense")
