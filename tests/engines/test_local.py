@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 import flatfed as ff
 from flatfed.core.sampling import batches
 from flatfed.data.federation import Samples
-from flatfed.engines import local, processes, worker
+from flatfed.engines import local, worker
 
 CLASSES = 3
 
@@ -878,13 +878,14 @@ def test_uploads_stream_through(path, forks, monkeypatch):
     uploads: list[weakref.ref[Tensor]] = []
     alive: list[int] = []
     # Where an upload comes into being in this process.
-    owner, name = (processes._Member, "answer") if forks else (worker.Worker, "train")
+    owner, name = (worker.Totals, "copied") if forks else (worker.Worker, "train")
     original = getattr(owner, name)
 
     def watched(*arguments: Any) -> Any:
-        totals, states = original(*arguments)
+        made = original(*arguments)
+        totals = made if forks else made[0]
         uploads.append(weakref.ref(totals.upload["displacement"]))
-        return totals, states
+        return made
 
     class SlowSum(local.OrderedSum):
         def add(self, piece: local.Piece) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import os
 import signal
@@ -103,6 +104,10 @@ def alive(process: int) -> bool:
 # -- the crew ----------------------------------------------------------------------------------------------
 
 
+def kept(_: int, answer: Any) -> Any:
+    return copy.deepcopy(answer)
+
+
 @pytest.fixture
 def crew() -> Iterator[Any]:
     made: list[Crew] = []
@@ -122,9 +127,9 @@ def test_answers_come_in_the_order_of_the_jobs(crew):
         return 10 * job
 
     together = crew(work, 3)
-    assert list(together.in_order(range(20))) == [10 * job for job in range(20)]
-    assert list(together.in_order([])) == []
-    assert list(together.in_order([7])) == [70]
+    assert list(together.in_order(range(20), kept)) == [10 * job for job in range(20)]
+    assert list(together.in_order([], kept)) == []
+    assert list(together.in_order([7], kept)) == [70]
 
 
 def test_tensors_of_every_kind_and_size_arrive_as_they_were(crew):
@@ -134,7 +139,7 @@ def test_tensors_of_every_kind_and_size_arrive_as_they_were(crew):
         | {"half": torch.ones(3, dtype=torch.bfloat16), "same": [torch.ones(2)] * 2}
         for count in (1, 5, 100_000, 2, 400_000)
     ]
-    for job, answer in zip(jobs, crew(lambda job: (job, os.getpid())).in_order(jobs), strict=True):
+    for job, answer in zip(jobs, crew(lambda job: (job, os.getpid())).in_order(jobs, kept), strict=True):
         found, process = answer
         assert process != os.getpid()
         assert found.keys() == job.keys()
@@ -144,8 +149,8 @@ def test_tensors_of_every_kind_and_size_arrive_as_they_were(crew):
         assert torch.equal(found["same"][1], torch.ones(2))
 
 
-def test_an_answer_is_not_overwritten_by_the_next(crew):
-    answers = list(crew(lambda job: torch.full((1000,), float(job)), 1).in_order(range(5)))
+def test_what_is_taken_of_an_answer_is_not_overwritten_by_the_next(crew):
+    answers = list(crew(lambda job: torch.full((1000,), float(job)), 1).in_order(range(5), kept))
     assert [set(answer.tolist()) for answer in answers] == [{float(job)} for job in range(5)]
 
 
@@ -169,12 +174,12 @@ def test_an_error_is_raised_here_with_an_account_of_there(crew):
 
     together, found = crew(work), []
     with pytest.raises(DivergedError, match="the loss is not finite") as raised:
-        found.extend(together.in_order(range(10)))
+        found.extend(together.in_order(range(10), kept))
     assert "in work" in str(raised.value.__cause__)
     assert found == list(range(len(found)))
     assert multiprocessing.active_children() == []
     # It can be used again.
-    assert list(together.in_order([1, 2])) == [1, 2]
+    assert list(together.in_order([1, 2], kept)) == [1, 2]
 
 
 def test_an_error_that_cannot_travel_is_described(crew):
@@ -186,7 +191,7 @@ def test_an_error_that_cannot_travel_is_described(crew):
         raise Odd("strange")
 
     with pytest.raises(RuntimeError, match="Odd: strange"):
-        list(crew(work).in_order([1]))
+        list(crew(work).in_order([1], kept))
 
 
 def test_an_exit_in_the_work_is_an_exit_here(crew):
@@ -194,7 +199,7 @@ def test_an_exit_in_the_work_is_an_exit_here(crew):
         raise SystemExit(3)
 
     with pytest.raises(SystemExit) as raised:
-        list(crew(work).in_order([1]))
+        list(crew(work).in_order([1], kept))
     assert raised.value.code == 3
 
 
@@ -206,7 +211,7 @@ def test_nothing_is_left_open_after_an_error(crew):
 
     def failed() -> int:
         with pytest.raises(ValueError, match="five"):
-            list(crew(work).in_order(range(8)))
+            list(crew(work).in_order(range(8), kept))
         return len(list(Path("/proc/self/fd").iterdir()))
 
     assert failed() == failed() == failed()
@@ -219,23 +224,23 @@ def test_a_process_that_is_killed_ends_the_round_in_one_line(crew):
         return job
 
     with pytest.raises(ff.FlatfedError, match=r"workers: .*SIGKILL.*fewer") as raised:
-        list(crew(work).in_order(range(10)))
+        list(crew(work).in_order(range(10), kept))
     assert "\n" not in str(raised.value)
     assert multiprocessing.active_children() == []
 
 
 def test_a_process_that_was_killed_while_idle_is_noticed(crew):
     together = crew(lambda job: job)
-    assert list(together.in_order(range(4))) == [0, 1, 2, 3]
+    assert list(together.in_order(range(4), kept)) == [0, 1, 2, 3]
     for child in multiprocessing.active_children():
         os.kill(child.pid, signal.SIGKILL)
         child.join()
     with pytest.raises(ff.FlatfedError, match="SIGKILL"):
-        list(together.in_order(range(4)))
+        list(together.in_order(range(4), kept))
 
 
 def test_nobody_works_on_when_the_answers_are_left(crew):
-    answers = crew(lambda job: time.sleep(60 * job)).in_order(range(3))
+    answers = crew(lambda job: time.sleep(60 * job)).in_order(range(3), kept)
     assert next(answers) is None
     began = time.monotonic()
     answers.close()
@@ -251,7 +256,7 @@ def work(job):
     print(os.getpid(), flush=True)
     time.sleep(600)
 
-list(Crew(work, 2).in_order([1, 2]))
+list(Crew(work, 2).in_order([1, 2], lambda number, answer: answer))
 """
 
 

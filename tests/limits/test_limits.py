@@ -807,6 +807,7 @@ def one_round(
         layout=layout,
         input_shape=(FEATURES,),
         full_gradient=lambda: _vector(99, clients, size),
+        moved=torch.zeros(clients, size),
     )
     oracle = Watched(clients, size)
     point = received["model"].expand(clients, -1).clone()
@@ -873,7 +874,8 @@ def test_no_direction_means_no_perturbation() -> None:
 
     layout = Layout(network())
     origin = _vector(1, layout.size)
-    context = ClientContext(0, {"model": origin}, {}, [0.1], layout, (FEATURES,), lambda: origin)
+    moved = torch.zeros_like(origin)
+    context = ClientContext(0, {"model": origin}, {}, [0.1], layout, (FEATURES,), lambda: origin, moved)
     oracle = Still(1, layout.size)
     client_round(ff.fedsam(0.3), context, [oracle], StepRule(), origin.clone())
     assert torch.equal(oracle.points[1], origin)

@@ -52,6 +52,8 @@ class ClientContext:
     input_shape: tuple[int, ...]
     full_gradient: Callable[[], Tensor]
     """The gradient over all of the client's data at the received model, without weight decay."""
+    moved: Tensor
+    """Where the local model is now, less the received one: like the local model overwritten at each step."""
 
     @property
     def origin(self) -> Tensor:
@@ -481,7 +483,12 @@ def describe_part(part: Part) -> dict[str, Any]:
     return described
 
 
-def unit(vector: Tensor) -> Tensor:
-    """v / ‖v‖ over the last axis, and 0 where v = 0."""
+def unit(vector: Tensor, length: float = 1.0) -> Tensor:
+    """length · v / ‖v‖ over the last axis, and 0 where v = 0."""
+    return vector / divisor_to(vector, length)
+
+
+def divisor_to(vector: Tensor, length: float) -> Tensor:
+    """What brings vectors to a length: ‖v‖ / length over the last axis, which is kept, and 1 where v = 0."""
     norm = torch.linalg.vector_norm(vector, dim=-1, keepdim=True)
-    return vector / torch.where(norm > 0, norm, 1)
+    return torch.where(norm > 0, norm / length, 1)

@@ -59,12 +59,15 @@ def clipped(gradient: Tensor, limit: float) -> Tensor:
 def client_round(
     algorithm: Algorithm, context: ClientContext, oracles: Iterable[Oracle], rule: StepRule, point: Tensor
 ) -> ClientResult:
-    """K local steps; `point` [..., P] is working memory that already holds the received model."""
+    """K local steps; `point` [..., P] is working memory that already holds the received model.
+
+    So is `context.moved`, which holds zeros.
+    """
     gradient_rule, corrections = algorithm.gradient, algorithm.corrections
     carry = gradient_rule.begin(context)
     carries = [correction.begin(context) for correction in corrections]
     decay_first = any(correction.decays_gradient for correction in corrections)
-    moved, drift = torch.empty_like(point), []
+    moved, drift = context.moved, []
 
     for rate, oracle in zip(context.rates, oracles, strict=True):
         direction, carry = gradient_rule.gradient(point, oracle, context, carry)

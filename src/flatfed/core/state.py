@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import tempfile
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
@@ -116,7 +116,10 @@ class ClientStore:
         return sorted(self._slot)
 
     def row(self, client: int) -> Tensor | None:
-        """The committed row [R] of a client, or None if it has never taken part."""
+        """The committed row [R] of a client, or None if it has never taken part.
+
+        It may be overwritten once the client has taken part again, after the commit of that round.
+        """
         with self._lock:
             slot = self._slot.get(client)
             if slot is None:
@@ -139,21 +142,30 @@ class ClientStore:
         }
 
     def stage(self, client: int, state: State) -> None:
-        """Keeps a client's new vectors until `commit`."""
+        """Keeps a copy of a client's new vectors until `commit`."""
         if self.vectors:
-            self.stage_row(client, torch.cat([state[vector.name] for vector in self.vectors]).cpu())
+            self._stage(client, [state[vector.name] for vector in self.vectors], self.lengths)
 
     def stage_row(self, client: int, row: Tensor) -> None:
+        self._stage(client, [row], [self.row_length])
+
+    def _stage(self, client: int, pieces: Sequence[Tensor], lengths: list[int]) -> None:
         with self._lock:
             if self._free:
                 slot = self._free.pop()
             else:
                 slot, self._slots = self._slots, self._slots + 1
-            if slot < self._memory_slots:
-                self._memory[slot] = row
-            else:
-                self._mapping()[slot - self._memory_slots] = row
+            for place, piece in zip(self._place(slot).split(lengths), pieces, strict=True):
+                place.copy_(piece)
             self._staged[client] = slot
+
+    def _place(self, slot: int) -> Tensor:
+        """Where a slot's row is."""
+        if slot >= self._memory_slots:
+            return self._mapping()[slot - self._memory_slots]
+        if slot not in self._memory:
+            self._memory[slot] = torch.empty(self.row_length, dtype=self.dtype)
+        return self._memory[slot]
 
     def commit(self) -> None:
         with self._lock:

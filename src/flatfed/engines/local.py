@@ -166,13 +166,19 @@ class LocalEngine:
             states = [store.read(client, received["model"]) for client in members]
             return members, received, buffers, states, round_number
 
-        if self._forks and len(chunks) > 1:
-            answers: Iterator[Answer] = self._crew.in_order(map(job, chunks))
-        else:
-            answers = self._in_order(lambda members: self._work(job(members)), chunks)
-        for place, (totals, new_states) in enumerate(answers):
+        def staged(place: int, answer: Answer) -> Totals:
+            totals, new_states = answer
             for client, state in zip(chunks[place], new_states, strict=True):
                 store.stage(client, state)
+            return totals
+
+        if self._forks and len(chunks) > 1:
+            found = self._crew.in_order(map(job, chunks), lambda *answer: staged(*answer).copied())
+        else:
+            found = itertools.starmap(
+                staged, enumerate(self._in_order(lambda members: self._work(job(members)), chunks))
+            )
+        for place, totals in enumerate(found):
             yield Piece(place, 1, totals)
 
     def _work(self, job: Job) -> Answer:

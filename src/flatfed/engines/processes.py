@@ -31,6 +31,8 @@ _ALIGNMENT = 64
 _SMALLEST = 2**16
 _DIE_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of Linux's prctl."""
+_KEEP_FREED_MEMORY = {-8: 1, -3: 2**30, -1: 2**31 - 1}
+"""For glibc's mallopt: M_ARENA_MAX, M_MMAP_THRESHOLD and M_TRIM_THRESHOLD."""
 
 Work = Callable[[Any], Any]
 
@@ -63,9 +65,9 @@ class _Memory:
         return start
 
     def get(self, start: int, dtype: torch.dtype, shape: torch.Size) -> Tensor:
-        """A copy of what was put there."""
+        """What was put there, until the other end puts something else there."""
         end = start + shape.numel() * dtype.itemsize
-        return self._seen(start, dtype, shape.numel(), end).clone().view(shape)
+        return self._seen(start, dtype, shape.numel(), end).view(shape)
 
     def _seen(self, start: int, dtype: torch.dtype, count: int, end: int) -> Tensor:
         if self._mapped is None or len(self._mapped) < end:
@@ -106,19 +108,27 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _Line:
-    """One end of a line between two processes that speak in turn."""
+    """One end of a line between two processes that speak in turn, with a memory for each direction.
 
-    def __init__(self, connection: Connection, memory: _Memory) -> None:
-        self.connection, self.memory = connection, memory
+    The tensors of a message are where its sender put them: they last until it sends the next one.
+    """
+
+    def __init__(self, connection: Connection, outgoing: _Memory, incoming: _Memory) -> None:
+        self.connection, self.outgoing, self.incoming = connection, outgoing, incoming
 
     def send(self, message: Any) -> None:
-        self.memory.rewind()
+        self.outgoing.rewind()
         written = io.BytesIO()
-        _Pickler(written, self.memory).dump(message)
+        _Pickler(written, self.outgoing).dump(message)
         self.connection.send_bytes(written.getbuffer())
 
     def receive(self) -> Any:
-        return _Unpickler(io.BytesIO(self.connection.recv_bytes()), self.memory).load()
+        return _Unpickler(io.BytesIO(self.connection.recv_bytes()), self.incoming).load()
+
+    def close(self) -> None:
+        self.connection.close()
+        self.outgoing.close()
+        self.incoming.close()
 
 
 class _Account(Exception):
@@ -134,7 +144,13 @@ def _serve(line: _Line, parent: int, work: Work) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # With the thread that forked, which is the one that trains.
-    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    library = ctypes.CDLL(None)
+    library.prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    # Every step takes and frees the same few matrices; asking the kernel for their pages each time would cost
+    # about as much as what is done with them. Other C libraries than glibc may not know how.
+    if hasattr(library, "mallopt"):
+        for option, value in _KEEP_FREED_MEMORY.items():
+            library.mallopt(option, value)
     if os.getppid() != parent:
         return
     # A new thread has none of the settings that torch keeps for each, such as the caller's autocast.
@@ -176,15 +192,15 @@ class _Member:
 
     def __init__(self, work: Work) -> None:
         near, far = multiprocessing.Pipe()
-        self.line = _Line(near, _Memory())
+        jobs, answers = _Memory(), _Memory()
+        self.line = _Line(near, jobs, answers)
         context = multiprocessing.get_context("fork")
-        arguments = _Line(far, self.line.memory), os.getpid(), work
+        arguments = _Line(far, answers, jobs), os.getpid(), work
         self.process = context.Process(target=_serve, args=arguments, daemon=True, name="flatfed")
         try:
             self.process.start()
         except OSError as error:
-            near.close()
-            self.line.memory.close()
+            self.line.close()
             raise FlatfedError(f"workers: a process cannot be started ({error}); use fewer of them") from None
         finally:
             far.close()
@@ -218,8 +234,7 @@ class _Member:
         self.process.kill()
         self.process.join()
         self.process.close()
-        self.line.connection.close()
-        self.line.memory.close()
+        self.line.close()
 
 
 _FORKING = threading.Lock()
@@ -239,9 +254,10 @@ class Crew:
             member.close()
         self._members = []
 
-    def in_order(self, jobs: Iterable[Any]) -> Iterator[Any]:
-        """The answers in the order of the jobs, with a bounded number of them waiting for their turn.
+    def in_order(self, jobs: Iterable[Any], taken: Callable[[int, Any], Any]) -> Iterator[Any]:
+        """What `taken` makes of the answers, in the order of the jobs; a bounded number waits for its turn.
 
+        It gets a job's number and the answer at once and keeps copies: tensors of the answer do not last.
         After an error, or when it is left before its end, its processes are ended: nobody works on.
         """
         idle = list(self._members)
@@ -267,7 +283,7 @@ class Crew:
                     continue
                 for connection in wait(list(busy)):
                     number, member = busy.pop(connection)
-                    found[number] = member.answer()
+                    found[number] = taken(number, member.answer())
                     idle.append(member)
         except BaseException:
             self.close()

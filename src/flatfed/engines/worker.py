@@ -71,6 +71,10 @@ class Totals:
         """Sums over clients divided by their weight."""
         return self._each(lambda value: value / self.weight)
 
+    def copied(self) -> Totals:
+        """With tensors of its own."""
+        return self._each(lambda value: value.clone() if isinstance(value, Tensor) else value)
+
     def _each(self, function: Callable[[Any], Any]) -> Totals:
         """With a function of every number; what is counted stays a count."""
 
@@ -264,6 +268,7 @@ class Worker:
         steps: int,
         round_number: int,
         full_gradient: Callable[[], Tensor],
+        point: Tensor,
     ) -> ClientContext:
         kept: list[Tensor] = []
 
@@ -281,6 +286,7 @@ class Worker:
             layout=self.plan.layout,
             input_shape=self.plan.dimensions.input_shape,
             full_gradient=once,
+            moved=torch.zeros_like(point),
         )
 
     def _train_client(
@@ -318,8 +324,9 @@ class Worker:
         def full_gradient() -> Tensor:
             return _full_gradient(model, len(data), lambda step, chosen: oracle(chosen, "full", step))
 
-        context = self._context(received, state, len(positions), round_number, full_gradient)
-        result = client_round(plan.algorithm, context, each_step(), plan.settings.step_rule, model.clone())
+        point = model.clone()
+        context = self._context(received, state, len(positions), round_number, full_gradient, point)
+        result = client_round(plan.algorithm, context, each_step(), plan.settings.step_rule, point)
         return Trained(
             result=result,
             buffers=buffer_change(buffers, bound.buffers),
@@ -366,6 +373,7 @@ class Worker:
 
             return _full_gradient(model[None], len(own), oracle)
 
+        point = model.expand(len(members), -1).clone()  # [C, P]
         stacked_state = {name: torch.stack([state[name] for state in states]) for name in states[0]}
         context = self._context(
             received,
@@ -374,8 +382,8 @@ class Worker:
             round_number,
             # Client by client, because their sizes may differ.
             lambda: torch.cat([full_gradient_of(own) for own in data]),
+            point,
         )
-        point = model.expand(len(members), -1).clone()  # [C, P]
         result = client_round(plan.algorithm, context, each_step(), plan.settings.step_rule, point)
         upload, memories, bytes_up = self._send(result.upload, states, round_number, members)
         by_samples = plan.settings.weighting == "samples"

@@ -372,7 +372,7 @@ class RunFolder:
             if rows.dim() != 2 or rows.shape[1] != store.row_length or rows.dtype != store.dtype:
                 raise FlatfedError(f"{self.path}: its client state is of another model or algorithm")
             for client, row in zip(logged["clients"].tolist(), rows, strict=True):
-                store.stage_row(client, row.clone())
+                store.stage_row(client, row)
             store.commit()
         store.changed.clear()
 

@@ -21,7 +21,7 @@ class Proximal(Correction):
     def direction(
         self, direction: Tensor, point: Tensor, context: ClientContext, carry: Carry
     ) -> tuple[Tensor, Carry]:
-        return direction + self.weight * (point - context.origin), carry
+        return direction.add(context.moved, alpha=self.weight), carry
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,7 @@ class HybridProximal(Correction):
     def direction(
         self, direction: Tensor, point: Tensor, context: ClientContext, carry: Carry
     ) -> tuple[Tensor, Carry]:
-        pull = (self.weight + self.decay) * point - self.weight * context.origin
-        return direction + pull, carry
+        return direction.add(context.moved, alpha=self.weight).add_(point, alpha=self.decay), carry
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ class _Controlled(Correction):
         if self.option == "I":
             return context.full_gradient()
         # The mean direction −Δ/Σ η_k was the mean gradient plus the correction.
-        return -moved / context.total_rate - carry["correction"]
+        return carry["correction"].add(moved, alpha=1 / context.total_rate).neg_()
 
 
 @dataclass(frozen=True)
@@ -140,13 +139,11 @@ class DynamicRegulariser(Correction):
     def alters_displacement(self) -> bool:
         return self.aggregate == "participants"
 
-    def begin(self, context: ClientContext) -> Carry:
-        return {"pull": self.weight * (context.client["dual"] - context.origin)}
-
     def direction(
         self, direction: Tensor, point: Tensor, context: ClientContext, carry: Carry
     ) -> tuple[Tensor, Carry]:
-        return direction + self.weight * point + carry["pull"], carry
+        pulled = direction.add(context.moved, alpha=self.weight)
+        return pulled.add_(context.client["dual"], alpha=self.weight), carry
 
     def finish(self, context: ClientContext, carry: Carry, moved: Tensor) -> Finish:
         dual = context.client["dual"] + moved
@@ -194,7 +191,7 @@ class GlobalMomentum(Correction):
     def direction(
         self, direction: Tensor, point: Tensor, context: ClientContext, carry: Carry
     ) -> tuple[Tensor, Carry]:
-        return self.gradient_weight * direction + carry["pull"], carry
+        return carry["pull"].add(direction, alpha=self.gradient_weight), carry
 
     def merge(self, server: State, mean: State, cohort: Cohort) -> dict[str, Tensor]:
         fresh = -mean["displacement"] / cohort.total_rate
@@ -229,7 +226,7 @@ class FullGradientMomentum(Correction):
     def direction(
         self, direction: Tensor, point: Tensor, context: ClientContext, carry: Carry
     ) -> tuple[Tensor, Carry]:
-        return (1 - self.decay) * direction + carry["pull"], carry
+        return carry["pull"].add(direction, alpha=1 - self.decay), carry
 
     def finish(self, context: ClientContext, carry: Carry, moved: Tensor) -> Finish:
         return Finish(upload={"full_gradient": context.full_gradient()})
@@ -270,8 +267,8 @@ class LocalNesterov(Correction):
     def direction(
         self, direction: Tensor, point: Tensor, context: ClientContext, carry: Carry
     ) -> tuple[Tensor, Carry]:
-        buffer = self.decay * carry["buffer"] + direction
-        return direction + self.decay * buffer, {"buffer": buffer}
+        buffer = direction.add(carry["buffer"], alpha=self.decay)
+        return direction.add(buffer, alpha=self.decay), {"buffer": buffer}
 
     def finish(self, context: ClientContext, carry: Carry, moved: Tensor) -> Finish:
         return Finish(upload={"buffer": carry["buffer"]} if self.communicate else {})

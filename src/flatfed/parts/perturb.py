@@ -8,7 +8,7 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from flatfed.core.algorithm import Carry, ClientContext, Cohort, Finish, Gradient, Oracle, unit
+from flatfed.core.algorithm import Carry, ClientContext, Cohort, Finish, Gradient, Oracle, divisor_to, unit
 from flatfed.core.state import State, Vector
 from flatfed.core.types import NonNegative, Share
 
@@ -29,8 +29,10 @@ class SharpnessAware(Gradient):
         self, point: Tensor, oracle: Oracle, context: ClientContext, carry: Carry
     ) -> tuple[Tensor, Carry]:
         here = oracle(point)
-        ascent = unit(here) if self.normalize else here
-        there = oracle(point + self.radius * ascent)
+        if self.normalize:
+            there = oracle(torch.addcdiv(point, here, divisor_to(here, self.radius)))
+        else:
+            there = oracle(point.add(here, alpha=self.radius))
         return (there if self.mix == 1 else torch.lerp(here, there, self.mix)), carry
 
 
@@ -51,14 +53,17 @@ class AdaptiveSharpnessAware(Gradient):
         return 2
 
     def begin(self, context: ClientContext) -> Carry:
+        origin = context.origin
         scaled = context.layout.weight_entries(minimum_dimensions=0 if self.scale_norms else 2)
-        return {"scaled": scaled.to(context.origin.device)}
+        scaled = scaled.to(origin.device)
+        # T = slope · |y| + least
+        return {"slope": scaled.to(origin), "least": torch.ones_like(origin).masked_fill(scaled, self.offset)}
 
     def gradient(
         self, point: Tensor, oracle: Oracle, context: ClientContext, carry: Carry
     ) -> tuple[Tensor, Carry]:
-        scale = torch.where(carry["scaled"], point.abs() + self.offset, 1.0)
-        return oracle(point + self.radius * scale * unit(scale * oracle(point))), carry
+        scale = torch.addcmul(carry["least"], carry["slope"], point.abs())
+        return oracle(torch.addcmul(point, scale, unit(scale * oracle(point), self.radius))), carry
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,7 @@ class LastModel(Gradient):
     def begin(self, context: ClientContext) -> Carry:
         by_client = self.memory == "client"
         old = context.client["last_model"] if by_client else context.received["previous_model"]
-        return {"perturbation": self.radius * unit(old - context.origin)}
+        return {"perturbation": unit(old - context.origin, self.radius)}
 
     def gradient(
         self, point: Tensor, oracle: Oracle, context: ClientContext, carry: Carry
@@ -117,7 +122,7 @@ class AlongMomentum(Gradient):
 
     def begin(self, context: ClientContext) -> Carry:
         momentum = context.received["momentum"]
-        return {"shift": self.lookahead * momentum - self.radius * unit(momentum)}
+        return {"shift": self.lookahead * momentum - unit(momentum, self.radius)}
 
     def gradient(
         self, point: Tensor, oracle: Oracle, context: ClientContext, carry: Carry
@@ -163,15 +168,15 @@ class ConsensusPerturbation(Gradient):
         self, point: Tensor, oracle: Oracle, context: ClientContext, carry: Carry
     ) -> tuple[Tensor, Carry]:
         agreed = context.received["perturbation"]
-        own = self.radius * unit(oracle(point) - carry["dual"] - agreed)
-        return oracle(point + own), {"dual": carry["dual"] + own - agreed, "own": own}
+        own = unit((oracle(point) - carry["dual"]).sub_(agreed), self.radius)
+        return oracle(point + own), {"dual": (carry["dual"] + own).sub_(agreed), "own": own}
 
     def finish(self, context: ClientContext, carry: Carry, moved: Tensor) -> Finish:
         sent = carry["dual"] - carry["own"] if self.upload == "residual" else carry["dual"]
         return Finish(client={"perturbation_dual": carry["dual"]}, upload={"perturbation": sent})
 
     def merge(self, server: State, mean: State, cohort: Cohort) -> dict[str, Tensor]:
-        return {"perturbation": self.radius * unit(mean["perturbation"])}
+        return {"perturbation": unit(mean["perturbation"], self.radius)}
 
 
 @dataclass(frozen=True)

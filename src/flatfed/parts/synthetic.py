@@ -28,8 +28,8 @@ from flatfed.core.algorithm import (
     ServerContext,
     Synthetic,
     Work,
+    divisor_to,
     plus_shift,
-    unit,
 )
 from flatfed.core.errors import DivergedError, FlatfedError
 from flatfed.core.state import Dimensions, Size, State, Vector
@@ -280,7 +280,7 @@ class SyntheticMix(Gradient):
             there = oracle.elsewhere(point, inputs[chosen], targets[chosen])
             ascent = torch.lerp(there, ascent, self.local_weight)
             carry = {"step": carry["step"] + 1}
-        return oracle(point + self.radius * unit(ascent)), carry
+        return oracle(torch.addcdiv(point, ascent, divisor_to(ascent, self.radius))), carry
 
 
 @dataclass(frozen=True)
