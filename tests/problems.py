@@ -266,12 +266,13 @@ def spied(algorithm: ff.Algorithm) -> tuple[ff.Algorithm, Log]:
                 return found[-1].clone()
 
             direction, carry = super().gradient(point, watched, context, carry)
+            local = point.clone() if self.constant_shift(context) is None else context.origin + context.moved
             number = sum(step.round == context.round for step in log.steps) % len(context.rates)
             log.steps.append(
                 Step(
                     context.round,
                     context.rates[number],
-                    point.clone(),
+                    local,
                     evaluated,
                     found,
                     direction.clone(),

@@ -182,6 +182,19 @@ def test_an_error_is_raised_here_with_an_account_of_there(crew):
     assert list(together.in_order([1, 2], kept)) == [1, 2]
 
 
+def test_of_several_errors_the_first_in_order_is_raised_whoever_was_faster(crew):
+    def work(job: int) -> int:
+        time.sleep(0.3 if job == 1 else 0.0)
+        if job > 0:
+            raise ValueError(f"job {job}")
+        return job
+
+    found: list[int] = []
+    with pytest.raises(ValueError, match="job 1"):
+        found.extend(crew(work, 3).in_order(range(9), kept))
+    assert found == [0]
+
+
 def test_an_error_that_cannot_travel_is_described(crew):
     class Odd(Exception):
         def __reduce__(self) -> Any:

@@ -53,7 +53,7 @@ class ClientContext:
     full_gradient: Callable[[], Tensor]
     """The gradient over all of the client's data at the received model, without weight decay."""
     moved: Tensor
-    """Where the local model is now, less the received one: like the local model overwritten at each step."""
+    """The local model less the received one; it is overwritten at each step, so clone it to keep it."""
 
     @property
     def origin(self) -> Tensor:
@@ -204,9 +204,14 @@ class Gradient(Part):
         """Forward and backward passes in each local step."""
         return 1
 
+    def constant_shift(self, context: ClientContext) -> Tensor | None:
+        """How far from the local model gradients are taken, where that does not change during the round."""
+        return None
+
     def gradient(
         self, point: Tensor, oracle: Oracle, context: ClientContext, carry: Carry
     ) -> tuple[Tensor, Carry]:
+        """The gradient for the step; `point` is the local model, shifted if there is a `constant_shift`."""
         return oracle(point), carry
 
 
@@ -217,10 +222,8 @@ class Correction(Part):
     decays_gradient: ClassVar[bool] = False
     """Whether weight decay belongs to the gradient that this part accumulates."""
 
-    def direction(
-        self, direction: Tensor, point: Tensor, context: ClientContext, carry: Carry
-    ) -> tuple[Tensor, Carry]:
-        """The direction after this part; `point` is overwritten after the step, so clone it to keep it."""
+    def direction(self, direction: Tensor, context: ClientContext, carry: Carry) -> tuple[Tensor, Carry]:
+        """The direction after this part; the local model is `context.origin + context.moved`."""
         return direction, carry
 
     def shift(self, server: State) -> Tensor | None:

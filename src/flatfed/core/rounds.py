@@ -68,21 +68,30 @@ def client_round(
     carries = [correction.begin(context) for correction in corrections]
     decay_first = any(correction.decays_gradient for correction in corrections)
     moved, drift = context.moved, []
+    start, shift = context.origin, gradient_rule.constant_shift(context)
+    if shift is not None:
+        # Where gradients are taken moves as the local model does, so that only one of them has to.
+        point.add_(shift)
+        start = start + shift
+
+    def decayed(direction: Tensor) -> Tensor:
+        local = point if shift is None else context.origin + moved
+        return direction.add(local, alpha=rule.weight_decay)
 
     for rate, oracle in zip(context.rates, oracles, strict=True):
         direction, carry = gradient_rule.gradient(point, oracle, context, carry)
         if rule.clip is not None and rule.clip_stage == "loss":
             direction = clipped(direction, rule.clip)
         if rule.weight_decay and decay_first:
-            direction = direction.add(point, alpha=rule.weight_decay)
+            direction = decayed(direction)
         for index, correction in enumerate(corrections):
-            direction, carries[index] = correction.direction(direction, point, context, carries[index])
+            direction, carries[index] = correction.direction(direction, context, carries[index])
         if rule.clip is not None and rule.clip_stage == "total":
             direction = clipped(direction, rule.clip)
         if rule.weight_decay and not decay_first:
-            direction = direction.add(point, alpha=rule.weight_decay)
+            direction = decayed(direction)
         point.sub_(direction, alpha=rate)
-        torch.sub(point, context.origin, out=moved)
+        torch.sub(point, start, out=moved)
         drift.append(torch.linalg.vector_norm(moved, dim=-1).square())
 
     client: dict[str, Tensor] = {}

@@ -7,17 +7,17 @@ and in a memory-mapped file beyond, so memory never depends on the size of the p
 
 from __future__ import annotations
 
-import mmap
-import tempfile
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from flatfed.core.memory import GrowingMemory
 
 State = Mapping[str, Tensor]
 Size = Literal["model", "inputs", "inputs_squared", "channels", "classes", "one"]
@@ -75,13 +75,20 @@ def initial_state(vectors: Iterable[Vector], dimensions: Dimensions, model: Tens
     }
 
 
+class Place(NamedTuple):
+    """Where a client's vectors are, if it has any, and where its new ones go."""
+
+    old: int | None
+    new: int
+
+
 class ClientStore:
     """One row of numbers for each client that has taken part.
 
     A round's new rows are staged beside the old ones and become visible together in `commit`, so that an
-    interrupted round leaves no trace. Rows fill memory up to `memory_bytes`, then a memory-mapped scratch
-    file in `folder` (default: the system's temporary folder), which has no name and so vanishes with the
-    process however it ends.
+    interrupted round leaves no trace. Rows fill memory up to `memory_bytes`, then a scratch file in `folder`
+    (default: the system's temporary folder). A process that is forked when the store has its files can `load`
+    and `keep` what this one has given a place.
     """
 
     def __init__(
@@ -96,12 +103,10 @@ class ClientStore:
         self.lengths = [dimensions.length(vector) for vector in self.vectors]
         self.row_length = sum(self.lengths)
         self.dtype = dtype
-        self._row_bytes = self.row_length * torch.empty((), dtype=dtype).element_size()
+        self._row_bytes = self.row_length * dtype.itemsize
         self._memory_slots = memory_bytes // max(1, self._row_bytes)
-        self._memory: dict[int, Tensor] = {}
-        self._file: IO[bytes] | None = None
         self._folder = folder
-        self._mapped: Tensor | None = None
+        self.files: dict[str, GrowingMemory] = {}
         self._slot: dict[int, int] = {}
         self._staged: dict[int, int] = {}
         self._free: list[int] = []
@@ -120,19 +125,37 @@ class ClientStore:
 
         It may be overwritten once the client has taken part again, after the commit of that round.
         """
-        with self._lock:
-            slot = self._slot.get(client)
-            if slot is None:
-                return None
-            row = self._memory.get(slot)
-            # A copy: the mapping may be replaced by a larger one while the row is in use.
-            return row if row is not None else self._mapping()[slot - self._memory_slots].clone()
+        slot = self._slot.get(client)
+        return None if slot is None else self._row(slot)
 
     def read(self, client: int, received: Tensor) -> dict[str, Tensor]:
         """A client's vectors; on its first round their initial values, given the model it receives."""
-        row = self.row(client)
-        if row is not None:
-            pieces = row.to(received.device).split(self.lengths)
+        return self.load(self._slot.get(client), received)
+
+    def stage(self, client: int, state: State) -> None:
+        """Keeps a copy of a client's new vectors until `commit`."""
+        self.keep(self.place(client).new, state)
+
+    def stage_row(self, client: int, row: Tensor) -> None:
+        self._row(self.place(client).new).copy_(row)
+
+    def place(self, client: int) -> Place:
+        """Stages a client; its new vectors must have been kept by the time of `commit`."""
+        if not self.vectors:
+            return Place(None, 0)
+        with self._lock:
+            if self._free:
+                slot = self._free.pop()
+            else:
+                slot, self._slots = self._slots, self._slots + 1
+            self._staged[client] = slot
+            self._file(slot)
+            return Place(self._slot.get(client), slot)
+
+    def load(self, slot: int | None, received: Tensor) -> dict[str, Tensor]:
+        """The vectors at a place; initial ones where there is none."""
+        if slot is not None:
+            pieces = self._row(slot).to(received.device).split(self.lengths)
             return {vector.name: piece for vector, piece in zip(self.vectors, pieces, strict=True)}
         return {
             vector.name: received
@@ -141,31 +164,12 @@ class ClientStore:
             for vector, length in zip(self.vectors, self.lengths, strict=True)
         }
 
-    def stage(self, client: int, state: State) -> None:
-        """Keeps a copy of a client's new vectors until `commit`."""
-        if self.vectors:
-            self._stage(client, [state[vector.name] for vector in self.vectors], self.lengths)
-
-    def stage_row(self, client: int, row: Tensor) -> None:
-        self._stage(client, [row], [self.row_length])
-
-    def _stage(self, client: int, pieces: Sequence[Tensor], lengths: list[int]) -> None:
-        with self._lock:
-            if self._free:
-                slot = self._free.pop()
-            else:
-                slot, self._slots = self._slots, self._slots + 1
-            for place, piece in zip(self._place(slot).split(lengths), pieces, strict=True):
-                place.copy_(piece)
-            self._staged[client] = slot
-
-    def _place(self, slot: int) -> Tensor:
-        """Where a slot's row is."""
-        if slot >= self._memory_slots:
-            return self._mapping()[slot - self._memory_slots]
-        if slot not in self._memory:
-            self._memory[slot] = torch.empty(self.row_length, dtype=self.dtype)
-        return self._memory[slot]
+    def keep(self, slot: int, state: State) -> None:
+        """Copies vectors to a place."""
+        if not self.vectors:
+            return
+        for piece, vector in zip(self._row(slot).split(self.lengths), self.vectors, strict=True):
+            piece.copy_(state[vector.name])
 
     def commit(self) -> None:
         with self._lock:
@@ -179,14 +183,12 @@ class ClientStore:
             self._free += self._staged.values()
             self._staged = {}
 
-    def _mapping(self) -> Tensor:
-        """The rows beyond the memory budget, [slots, R], mapped from a sparse file that doubles."""
-        needed = self._slots - self._memory_slots
-        if self._mapped is None or len(self._mapped) < needed:
-            if self._file is None:
-                self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
-            rows = max(64, 2 * needed)
-            self._file.truncate(rows * self._row_bytes)
-            mapped = mmap.mmap(self._file.fileno(), rows * self._row_bytes)
-            self._mapped = torch.frombuffer(mapped, dtype=self.dtype).view(rows, self.row_length)
-        return self._mapped
+    def _row(self, slot: int) -> Tensor:
+        number = slot if slot < self._memory_slots else slot - self._memory_slots
+        return self._file(slot).view(number * self._row_bytes, self.dtype, self.row_length)
+
+    def _file(self, slot: int) -> GrowingMemory:
+        kind = "memory" if slot < self._memory_slots else "scratch"
+        if kind not in self.files:
+            self.files[kind] = GrowingMemory(self._folder, in_memory=kind == "memory")
+        return self.files[kind]

@@ -192,10 +192,8 @@ class _Watched(Correction):
     def __init__(self, see: Callable[[Tensor], None]) -> None:
         self.see = see
 
-    def direction(
-        self, direction: Tensor, point: Tensor, context: ClientContext, carry: Carry
-    ) -> tuple[Tensor, Carry]:
-        self.see(point)
+    def direction(self, direction: Tensor, context: ClientContext, carry: Carry) -> tuple[Tensor, Carry]:
+        self.see(context.origin + context.moved)
         return direction, carry
 
     def finish(self, context: ClientContext, carry: Carry, moved: Tensor) -> Finish:

@@ -28,7 +28,7 @@ from flatfed.core import random
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.flat import Loss, buffers_of, load_buffers
 from flatfed.core.settings import Settings
-from flatfed.core.state import ClientStore, State, Vector
+from flatfed.core.state import ClientStore, Place, State, Vector
 from flatfed.data.federation import ClientData, Federation, Samples
 from flatfed.engines.oracles import MatrixGradients
 from flatfed.engines.planning import make_plan
@@ -45,10 +45,8 @@ CHUNKS = 16
 """smaller where there would be fewer chunks than that, so that several workers have something to do."""
 EVALUATION_BATCH = 512
 
-Job = tuple[Sequence[int], State, State, Sequence[State], int]
-"""Clients, what they receive, buffers, their vectors, and the number of the round."""
-Answer = tuple[Totals, list[dict[str, Tensor]]]
-"""The clients' sums and new vectors."""
+Job = tuple[Sequence[int], State, State, Sequence[Place], int]
+"""Clients, what they receive, buffers, where their vectors are, and the number of the round."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -100,6 +98,9 @@ class LocalEngine:
             self.workers, thread_name_prefix="flatfed", initializer=torch.set_num_threads, initargs=(1,)
         )
         self._crew = Crew(self._work, self.workers)
+        self._store: ClientStore | None = None
+        self._seen: tuple[object, ...] = ()
+        """What the crew has of a store: it and its files."""
         self._open = ExitStack()
         self._open.enter_context(single_threaded())
 
@@ -162,28 +163,33 @@ class LocalEngine:
     ) -> Iterator[Piece]:
         """The sums of the chunks, in their order."""
 
-        def job(members: Sequence[int]) -> Job:
-            states = [store.read(client, received["model"]) for client in members]
-            return members, received, buffers, states, round_number
-
-        def staged(place: int, answer: Answer) -> Totals:
-            totals, new_states = answer
-            for client, state in zip(chunks[place], new_states, strict=True):
-                store.stage(client, state)
-            return totals
-
+        self._store = store
+        jobs: list[Job] = [
+            (members, received, buffers, [store.place(client) for client in members], round_number)
+            for members in chunks
+        ]
         if self._forks and len(chunks) > 1:
-            found = self._crew.in_order(map(job, chunks), lambda *answer: staged(*answer).copied())
+            if self._seen != (store, *store.files.values()):
+                # A process sees the files that were there when it was forked.
+                self._crew.close()
+                self._seen = (store, *store.files.values())
+            found: Iterator[Totals] = self._crew.in_order(jobs, lambda _, totals: totals.copied())
         else:
-            found = itertools.starmap(
-                staged, enumerate(self._in_order(lambda members: self._work(job(members)), chunks))
-            )
+            found = self._in_order(self._work, jobs)
         for place, totals in enumerate(found):
             yield Piece(place, 1, totals)
 
-    def _work(self, job: Job) -> Answer:
+    def _work(self, job: Job) -> Totals:
+        """Trains a chunk, in whatever thread or process."""
+        members, received, buffers, places, round_number = job
+        store = self._store
+        assert store is not None
+        states = [store.load(place.old, received["model"]) for place in places]
         with no_unexpected_draws(self.plan), self.worker() as worker:
-            return worker.train(*job)
+            totals, new_states = worker.train(members, received, buffers, states, round_number)
+        for place, state in zip(places, new_states, strict=True):
+            store.keep(place.new, state)
+        return totals
 
     def evaluate(self, model: Tensor, buffers: State, data: Samples) -> dict[str, float]:
         """Mean loss and metrics of a model on some samples, in evaluation mode."""

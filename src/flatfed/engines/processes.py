@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import io
-import mmap
 import multiprocessing
 import os
 import pickle
@@ -26,9 +25,9 @@ import torch
 from torch import Tensor
 
 from flatfed.core.errors import FlatfedError
+from flatfed.core.memory import GrowingMemory
 
 _ALIGNMENT = 64
-_SMALLEST = 2**16
 _DIE_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of Linux's prctl."""
 _KEEP_FREED_MEMORY = {-8: 1, -3: 2**30, -1: 2**31 - 1}
@@ -47,11 +46,10 @@ def can_fork() -> bool:
 
 
 class _Memory:
-    """Memory without a name that grows and that a fork shares."""
+    """Where the tensors of one message at a time are."""
 
     def __init__(self) -> None:
-        self._file = os.memfd_create("flatfed")
-        self._mapped: mmap.mmap | None = None
+        self._memory = GrowingMemory()
         self._end = 0
 
     def rewind(self) -> None:
@@ -61,26 +59,15 @@ class _Memory:
         """Copies a tensor behind what has been put here since the last `rewind`; its place."""
         start = self._end
         self._end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-        self._seen(start, tensor.dtype, tensor.numel(), self._end).copy_(tensor.reshape(-1))
+        self._memory.view(start, tensor.dtype, tensor.numel()).copy_(tensor.reshape(-1))
         return start
 
     def get(self, start: int, dtype: torch.dtype, shape: torch.Size) -> Tensor:
         """What was put there, until the other end puts something else there."""
-        end = start + shape.numel() * dtype.itemsize
-        return self._seen(start, dtype, shape.numel(), end).view(shape)
-
-    def _seen(self, start: int, dtype: torch.dtype, count: int, end: int) -> Tensor:
-        if self._mapped is None or len(self._mapped) < end:
-            size = os.fstat(self._file).st_size
-            if size < end:
-                size = max(2 * end, _SMALLEST)
-                os.ftruncate(self._file, size)
-            self._mapped = mmap.mmap(self._file, size)
-        return torch.frombuffer(self._mapped, dtype=dtype, count=count, offset=start)
+        return self._memory.view(start, dtype, shape.numel()).view(shape)
 
     def close(self) -> None:
-        self._mapped = None
-        os.close(self._file)
+        self._memory.close()
 
 
 class _Pickler(pickle.Pickler):
@@ -263,13 +250,15 @@ class Crew:
         idle = list(self._members)
         busy: dict[Any, tuple[int, _Member]] = {}
         found: dict[int, Any] = {}
+        failed: dict[int, BaseException] = {}
         waiting = enumerate(jobs)
         following = next(waiting, None)
         upcoming = 0
         try:
-            while following is not None or busy or found:
+            while following is not None or busy or found or failed:
                 while (
                     following is not None
+                    and not failed
                     and len(busy) < self._size
                     and following[0] < upcoming + 2 * self._size
                 ):
@@ -277,13 +266,19 @@ class Crew:
                     member.ask(job)
                     busy[member.line.connection] = number, member
                     following = next(waiting, None)
+                if upcoming in failed:
+                    # In its turn, so that it is the same one whoever was faster.
+                    raise failed[upcoming]
                 if upcoming in found:
                     yield found.pop(upcoming)
                     upcoming += 1
                     continue
                 for connection in wait(list(busy)):
                     number, member = busy.pop(connection)
-                    found[number] = taken(number, member.answer())
+                    try:
+                        found[number] = taken(number, member.answer())
+                    except Exception as error:
+                        failed[number] = error
                     idle.append(member)
         except BaseException:
             self.close()

@@ -18,9 +18,7 @@ class Proximal(Correction):
 
     weight: NonNegative
 
-    def direction(
-        self, direction: Tensor, point: Tensor, context: ClientContext, carry: Carry
-    ) -> tuple[Tensor, Carry]:
+    def direction(self, direction: Tensor, context: ClientContext, carry: Carry) -> tuple[Tensor, Carry]:
         return direction.add(context.moved, alpha=self.weight), carry
 
 
@@ -31,10 +29,9 @@ class HybridProximal(Correction):
     weight: NonNegative
     decay: NonNegative
 
-    def direction(
-        self, direction: Tensor, point: Tensor, context: ClientContext, carry: Carry
-    ) -> tuple[Tensor, Carry]:
-        return direction.add(context.moved, alpha=self.weight).add_(point, alpha=self.decay), carry
+    def direction(self, direction: Tensor, context: ClientContext, carry: Carry) -> tuple[Tensor, Carry]:
+        pulled = direction.add(context.moved, alpha=self.weight + self.decay)
+        return pulled.add_(context.origin, alpha=self.decay), carry
 
 
 @dataclass(frozen=True)
@@ -71,9 +68,7 @@ class _Controlled(Correction):
     def begin(self, context: ClientContext) -> Carry:
         return {"correction": self.weight * (context.received["control"] - context.client["control"])}
 
-    def direction(
-        self, direction: Tensor, point: Tensor, context: ClientContext, carry: Carry
-    ) -> tuple[Tensor, Carry]:
+    def direction(self, direction: Tensor, context: ClientContext, carry: Carry) -> tuple[Tensor, Carry]:
         return direction + carry["correction"], carry
 
     def new_control(self, context: ClientContext, carry: Carry, moved: Tensor) -> Tensor:
@@ -139,9 +134,7 @@ class DynamicRegulariser(Correction):
     def alters_displacement(self) -> bool:
         return self.aggregate == "participants"
 
-    def direction(
-        self, direction: Tensor, point: Tensor, context: ClientContext, carry: Carry
-    ) -> tuple[Tensor, Carry]:
+    def direction(self, direction: Tensor, context: ClientContext, carry: Carry) -> tuple[Tensor, Carry]:
         pulled = direction.add(context.moved, alpha=self.weight)
         return pulled.add_(context.client["dual"], alpha=self.weight), carry
 
@@ -188,9 +181,7 @@ class GlobalMomentum(Correction):
     def begin(self, context: ClientContext) -> Carry:
         return {"pull": self.momentum_weight * context.received["momentum_gradient"]}
 
-    def direction(
-        self, direction: Tensor, point: Tensor, context: ClientContext, carry: Carry
-    ) -> tuple[Tensor, Carry]:
+    def direction(self, direction: Tensor, context: ClientContext, carry: Carry) -> tuple[Tensor, Carry]:
         return carry["pull"].add(direction, alpha=self.gradient_weight), carry
 
     def merge(self, server: State, mean: State, cohort: Cohort) -> dict[str, Tensor]:
@@ -223,9 +214,7 @@ class FullGradientMomentum(Correction):
     def begin(self, context: ClientContext) -> Carry:
         return {"pull": self.decay * context.received["momentum_gradient"]}
 
-    def direction(
-        self, direction: Tensor, point: Tensor, context: ClientContext, carry: Carry
-    ) -> tuple[Tensor, Carry]:
+    def direction(self, direction: Tensor, context: ClientContext, carry: Carry) -> tuple[Tensor, Carry]:
         return carry["pull"].add(direction, alpha=1 - self.decay), carry
 
     def finish(self, context: ClientContext, carry: Carry, moved: Tensor) -> Finish:
@@ -264,9 +253,7 @@ class LocalNesterov(Correction):
         origin = context.origin
         return {"buffer": context.received["buffer"] if self.communicate else origin.new_zeros(origin.shape)}
 
-    def direction(
-        self, direction: Tensor, point: Tensor, context: ClientContext, carry: Carry
-    ) -> tuple[Tensor, Carry]:
+    def direction(self, direction: Tensor, context: ClientContext, carry: Carry) -> tuple[Tensor, Carry]:
         buffer = direction.add(carry["buffer"], alpha=self.decay)
         return direction.add(buffer, alpha=self.decay), {"buffer": buffer}
 

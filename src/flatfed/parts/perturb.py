@@ -89,15 +89,10 @@ class LastModel(Gradient):
     def receives(self) -> tuple[str, ...]:
         return ("previous_model",) if self.memory == "server" else ()
 
-    def begin(self, context: ClientContext) -> Carry:
+    def constant_shift(self, context: ClientContext) -> Tensor:
         by_client = self.memory == "client"
         old = context.client["last_model"] if by_client else context.received["previous_model"]
-        return {"perturbation": unit(old - context.origin, self.radius)}
-
-    def gradient(
-        self, point: Tensor, oracle: Oracle, context: ClientContext, carry: Carry
-    ) -> tuple[Tensor, Carry]:
-        return oracle(point + carry["perturbation"]), carry
+        return unit(old - context.origin, self.radius)
 
     def finish(self, context: ClientContext, carry: Carry, moved: Tensor) -> Finish:
         return Finish(client={"last_model": context.origin} if self.memory == "client" else {})
@@ -120,14 +115,9 @@ class AlongMomentum(Gradient):
     def receives(self) -> tuple[str, ...]:
         return ("momentum",)
 
-    def begin(self, context: ClientContext) -> Carry:
+    def constant_shift(self, context: ClientContext) -> Tensor:
         momentum = context.received["momentum"]
-        return {"shift": self.lookahead * momentum - unit(momentum, self.radius)}
-
-    def gradient(
-        self, point: Tensor, oracle: Oracle, context: ClientContext, carry: Carry
-    ) -> tuple[Tensor, Carry]:
-        return oracle(point + carry["shift"]), carry
+        return self.lookahead * momentum - unit(momentum, self.radius)
 
 
 @dataclass(frozen=True)
