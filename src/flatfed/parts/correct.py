@@ -66,16 +66,17 @@ class _Controlled(Correction):
         return 1 if self.option == "I" else 0
 
     def begin(self, context: ClientContext) -> Carry:
-        return {"correction": self.weight * (context.received["control"] - context.client["control"])}
+        surplus = context.client["control"] - context.received["control"]
+        return {"surplus": surplus if self.weight == 1 else surplus.mul_(self.weight)}
 
     def direction(self, direction: Tensor, context: ClientContext, carry: Carry) -> tuple[Tensor, Carry]:
-        return direction + carry["correction"], carry
+        return direction - carry["surplus"], carry
 
     def new_control(self, context: ClientContext, carry: Carry, moved: Tensor) -> Tensor:
         if self.option == "I":
             return context.full_gradient()
-        # The mean direction −Δ/Σ η_k was the mean gradient plus the correction.
-        return carry["correction"].add(moved, alpha=1 / context.total_rate).neg_()
+        # The mean direction −Δ/Σ η_k was the mean gradient less the surplus.
+        return carry["surplus"].sub(moved, alpha=1 / context.total_rate)
 
 
 @dataclass(frozen=True)
