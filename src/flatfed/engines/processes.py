@@ -30,8 +30,9 @@ from flatfed.core.memory import GrowingMemory
 _ALIGNMENT = 64
 _DIE_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of Linux's prctl."""
-_KEEP_FREED_MEMORY = {-8: 1, -3: 2**30, -1: 2**31 - 1}
-"""For glibc's mallopt: M_ARENA_MAX, M_MMAP_THRESHOLD and M_TRIM_THRESHOLD."""
+_KEEP_FREED_MEMORY = {-2: 2**27, -3: 2**30, -1: 2**31 - 1}
+"""For glibc's mallopt: M_TOP_PAD (without which a thread's heap is given back when it is empty),
+M_MMAP_THRESHOLD and M_TRIM_THRESHOLD."""
 
 Work = Callable[[Any], Any]
 
@@ -133,8 +134,8 @@ def _serve(line: _Line, parent: int, work: Work) -> None:
     # With the thread that forked, which is the one that trains.
     library = ctypes.CDLL(None)
     library.prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-    # Every step takes and frees the same few matrices; asking the kernel for their pages each time would cost
-    # about as much as what is done with them. Other C libraries than glibc may not know how.
+    # Every step takes and frees the same few blocks, and asking the kernel for their pages each time takes up
+    # to a third of a step. Other C libraries than glibc may not know how.
     if hasattr(library, "mallopt"):
         for option, value in _KEEP_FREED_MEMORY.items():
             library.mallopt(option, value)

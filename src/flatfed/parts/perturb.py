@@ -152,18 +152,22 @@ class ConsensusPerturbation(Gradient):
         return ("perturbation",)
 
     def begin(self, context: ClientContext) -> Carry:
-        return {"dual": context.client["perturbation_dual"]}
+        return {"known": context.client["perturbation_dual"] + context.received["perturbation"]}
 
     def gradient(
         self, point: Tensor, oracle: Oracle, context: ClientContext, carry: Carry
     ) -> tuple[Tensor, Carry]:
-        agreed = context.received["perturbation"]
-        own = unit((oracle(point) - carry["dual"]).sub_(agreed), self.radius)
-        return oracle(point + own), {"dual": (carry["dual"] + own).sub_(agreed), "own": own}
+        # With μ_i + s kept as one vector, and ŝ written only as a quotient, a step takes fewer passes.
+        ascent = oracle(point) - carry["known"]
+        divisor = divisor_to(ascent, self.radius)
+        there = oracle(torch.addcdiv(point, ascent, divisor))
+        known = torch.addcdiv(carry["known"], ascent, divisor).sub_(context.received["perturbation"])
+        return there, {"known": known, "ascent": ascent, "divisor": divisor}
 
     def finish(self, context: ClientContext, carry: Carry, moved: Tensor) -> Finish:
-        sent = carry["dual"] - carry["own"] if self.upload == "residual" else carry["dual"]
-        return Finish(client={"perturbation_dual": carry["dual"]}, upload={"perturbation": sent})
+        dual = carry["known"] - context.received["perturbation"]
+        sent = dual - carry["ascent"] / carry["divisor"] if self.upload == "residual" else dual
+        return Finish(client={"perturbation_dual": dual}, upload={"perturbation": sent})
 
     def merge(self, server: State, mean: State, cohort: Cohort) -> dict[str, Tensor]:
         return {"perturbation": unit(mean["perturbation"], self.radius)}
