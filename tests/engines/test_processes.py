@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import os
+import platform
+import resource
 import signal
 import subprocess
 import sys
@@ -164,6 +166,21 @@ def test_memory_grows_and_is_seen_from_both_ends():
             assert torch.equal(found, torch.full((size,), float(size)))
     finally:
         memory.close()
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries manage memory otherwise")
+def test_workers_do_not_ask_for_the_same_memory_again(crew):
+    def work(job: int) -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        # More than a heap of glibc's holds in all, and given back before the next job.
+        blocks = [torch.ones(2**22) for _ in range(6)]
+        assert all(float(block[-1]) == 1 for block in blocks)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    pages = 6 * 2**22 * 4 // resource.getpagesize()
+    faults = list(crew(work, 1).in_order(range(12), kept))
+    # Blocks need not come to lie where others have been at once, but soon enough.
+    assert pages <= faults[0] <= sum(faults) < 3 * pages
 
 
 def test_an_error_is_raised_here_with_an_account_of_there(crew):
