@@ -6,6 +6,7 @@ A worker owns a private copy of the model. It trains one client in place, or a c
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
@@ -366,12 +367,12 @@ class Worker:
                 losses.append(current.loss)
                 evaluations += current.evaluations
 
-        def full_gradient_of(own: ClientData) -> Tensor:
+        def full_gradient_of(owners: Sequence[ClientData]) -> Tensor:
             def oracle(_: int, chosen: Tensor) -> MatrixOracle:
-                ((inputs, targets),) = self._stacked([own], [[chosen]])
+                ((inputs, targets),) = self._stacked(owners, [[chosen]] * len(owners))
                 return MatrixOracle(self.matrix, self._evaluated(inputs), targets)
 
-            return _full_gradient(model[None], len(own), oracle)
+            return _full_gradient(model.expand(len(owners), -1), len(owners[0]), oracle)
 
         point = model.expand(len(members), -1).clone()  # [C, P]
         stacked_state = {name: torch.stack([state[name] for state in states]) for name in states[0]}
@@ -380,8 +381,8 @@ class Worker:
             stacked_state,
             steps,
             round_number,
-            # Client by client, because their sizes may differ.
-            lambda: torch.cat([full_gradient_of(own) for own in data]),
+            # Neighbours together where they have the same number of samples.
+            lambda: torch.cat([full_gradient_of(list(same)) for _, same in itertools.groupby(data, len)]),
             point,
         )
         result = client_round(plan.algorithm, context, each_step(), plan.settings.step_rule, point)
