@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 import flatfed as ff
 from flatfed.core.state import ClientStore, Dimensions, Vector
 from flatfed.engines.local import single_threaded
+from flatfed.engines.processes import can_fork
 
 VECTORS = (Vector("control"), Vector("last", initial="model"), Vector("scale", "inputs", 1.0))
 DIMENSIONS = Dimensions(parameters=3, input_shape=(2,))
@@ -157,7 +159,7 @@ def test_the_file_grows_with_the_clients(budget, dtype, tmp_path):
     rows = {"memory": in_memory, "scratch": 1000 - in_memory}
     assert kept.files.keys() == {kind for kind, count in rows.items() if count}
     for kind, file in kept.files.items():
-        assert rows[kind] <= os.fstat(file._file.fileno()).st_size / row_bytes <= max(2000, 2**16 / row_bytes)
+        assert rows[kind] <= file.size / row_bytes <= max(2000, 2**16 / row_bytes)
 
 
 @every_budget
@@ -180,6 +182,38 @@ def test_workers_stage_at_the_same_time(budget):
     kept.commit()
     assert wrong == []
     assert all(torch.equal(kept.row(client), row(1000 + client)) for client in range(400))
+
+
+def large_store(budget: int) -> ClientStore:
+    """With rows that do not fit into what a file has at first."""
+    return ClientStore([Vector("control")], Dimensions(20_000, (2,)), torch.float32, budget)
+
+
+@pytest.mark.parametrize("budget", [0, 2**30])
+def test_threads_and_forks_keep_large_rows_at_the_same_time(budget):
+    for trial in range(20):
+        kept = large_store(budget)
+        places = [kept.place(client).new for client in range(12)]
+
+        def work(slots: list[int], kept: ClientStore = kept, trial: int = trial) -> None:
+            for slot in slots:
+                kept.keep(slot, {"control": torch.full((20_000,), float(trial + slot))})
+
+        child = os.fork() if can_fork() else None
+        if child == 0:
+            work(places[:4])
+            os._exit(0)
+        threads = [threading.Thread(target=work, args=(own,)) for own in (places[4:8], places[8:])]
+        if child is None:
+            work(places[:4])
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert child is None or os.waitpid(child, 0)[1] == 0
+        kept.commit()
+        for client, slot in enumerate(places):
+            assert torch.equal(kept.row(client), torch.full((20_000,), float(trial + slot)))
 
 
 # -- training ----------------------------------------------------------------------------------------------
@@ -222,6 +256,18 @@ def test_the_memory_budget_does_not_change_a_bit(path):
         assert run.clients.clients() == last.clients.clients()
         for client in run.clients.clients():
             assert torch.equal(run.clients.row(client), last.clients.row(client))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_client_state_goes_with_its_run(workers):
+    data = ff.Federation.from_function(9, own_samples)
+    run = ff.train(
+        nn.Linear(5, 3), data, ff.scaffold(), rounds=1, local_steps=1, batch_size=3, workers=workers
+    )
+    files = [weakref.ref(file) for file in run.clients.files.values()]
+    assert files
+    del run
+    assert [file() for file in files] == [None]
 
 
 def test_a_million_clients():

@@ -486,12 +486,12 @@ def describe_part(part: Part) -> dict[str, Any]:
     return described
 
 
-def unit(vector: Tensor, length: float = 1.0) -> Tensor:
-    """length · v / ‖v‖ over the last axis, and 0 where v = 0."""
-    return vector / divisor_to(vector, length)
+def unit(vector: Tensor) -> Tensor:
+    """v / ‖v‖ over the last axis, and 0 where v = 0."""
+    return vector / divisor(vector)
 
 
-def divisor_to(vector: Tensor, length: float) -> Tensor:
-    """What brings vectors to a length: ‖v‖ / length over the last axis, which is kept, and 1 where v = 0."""
+def divisor(vector: Tensor) -> Tensor:
+    """What to divide vectors by to give them length 1: ‖v‖ over the last axis, kept, and 1 where v = 0."""
     norm = torch.linalg.vector_norm(vector, dim=-1, keepdim=True)
-    return torch.where(norm > 0, norm / length, 1)
+    return torch.where(norm > 0, norm, 1)

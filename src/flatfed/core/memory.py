@@ -5,8 +5,8 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+import weakref
 from pathlib import Path
-from typing import IO
 
 import torch
 from torch import Tensor
@@ -17,31 +17,40 @@ _SMALLEST = 2**16
 class GrowingMemory:
     """A file without a name, mapped as far as it is used; it vanishes with its processes, however they end.
 
-    Without a `folder` it is in memory, on systems that have such files, and else in the temporary folder.
+    With `in_memory` it takes memory, on systems that have such files; else it is in `folder` (default: the
+    system's temporary folder).
     """
 
-    def __init__(self, folder: Path | None = None, in_memory: bool = True) -> None:
-        self._file: IO[bytes]
+    def __init__(self, in_memory: bool = True, folder: Path | None = None) -> None:
         if in_memory and hasattr(os, "memfd_create"):
-            self._file = os.fdopen(os.memfd_create("flatfed"), "r+b")
+            self._file = os.memfd_create("flatfed")
         else:
-            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
+            with tempfile.TemporaryFile(dir=folder) as file:
+                self._file = os.dup(file.fileno())
         self._mapped: mmap.mmap | None = None
+        self._closed = weakref.finalize(self, os.close, self._file)
 
     def view(self, start: int, dtype: torch.dtype, count: int) -> Tensor:
-        """So many numbers from a byte on; the view stays good when more memory is mapped."""
+        """So many numbers from a byte on; the view stays good when more memory is mapped.
+
+        Whoever is the first to look beyond the end enlarges the file; two at once might cut it off again.
+        """
         end = start + count * dtype.itemsize
         mapped = self._mapped
         if mapped is None or len(mapped) < end:
-            number = self._file.fileno()
-            size = os.fstat(number).st_size
+            size = os.fstat(self._file).st_size
             if size < end:
                 # Sparse: what has not been written takes no memory.
                 size = max(2 * end, _SMALLEST)
-                os.ftruncate(number, size)
-            mapped = self._mapped = mmap.mmap(number, size)
+                os.ftruncate(self._file, size)
+            mapped = self._mapped = mmap.mmap(self._file, size)
         return torch.frombuffer(mapped, dtype=dtype, count=count, offset=start)
 
+    @property
+    def size(self) -> int:
+        return os.fstat(self._file).st_size
+
     def close(self) -> None:
+        """Gives the file back; views stay good."""
         self._mapped = None
-        self._file.close()
+        self._closed()

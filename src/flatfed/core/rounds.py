@@ -61,7 +61,7 @@ def client_round(
 ) -> ClientResult:
     """K local steps; `point` [..., P] is working memory that already holds the received model.
 
-    So is `context.moved`, which holds zeros.
+    `context.moved` is working memory too: zeros at the start, and the displacement at the end.
     """
     gradient_rule, corrections = algorithm.gradient, algorithm.corrections
     carry = gradient_rule.begin(context)

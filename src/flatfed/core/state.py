@@ -87,8 +87,8 @@ class ClientStore:
 
     A round's new rows are staged beside the old ones and become visible together in `commit`, so that an
     interrupted round leaves no trace. Rows fill memory up to `memory_bytes`, then a scratch file in `folder`
-    (default: the system's temporary folder). A process that is forked when the store has its files can `load`
-    and `keep` what this one has given a place.
+    (default: the system's temporary folder). A forked process shares the files that the store had then: it
+    can `load` and `keep` what this one has given a place.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class ClientStore:
         self._row(self.place(client).new).copy_(row)
 
     def place(self, client: int) -> Place:
-        """Stages a client; its new vectors must have been kept by the time of `commit`."""
+        """Stages a client and makes room for its new vectors, which must be kept before `commit`."""
         if not self.vectors:
             return Place(None, 0)
         with self._lock:
@@ -149,7 +149,8 @@ class ClientStore:
             else:
                 slot, self._slots = self._slots, self._slots + 1
             self._staged[client] = slot
-            self._file(slot)
+            # Only here, so that nobody else has to enlarge a file.
+            self._row(slot)
             return Place(self._slot.get(client), slot)
 
     def load(self, slot: int | None, received: Tensor) -> dict[str, Tensor]:
@@ -190,5 +191,5 @@ class ClientStore:
     def _file(self, slot: int) -> GrowingMemory:
         kind = "memory" if slot < self._memory_slots else "scratch"
         if kind not in self.files:
-            self.files[kind] = GrowingMemory(self._folder, in_memory=kind == "memory")
+            self.files[kind] = GrowingMemory(kind == "memory", self._folder)
         return self.files[kind]

@@ -157,8 +157,7 @@ class Subject:
     ) -> None:
         """Trains clients for one round from the present state and shows every local model on the way.
 
-        `visit(members, k, points)` gets the models [C, P] of some clients after k steps, k = 0 … K; they are
-        overwritten afterwards.
+        `visit(members, k, points)` gets the models [C, P] of some clients after k steps, k = 0 … K.
         """
         members: list[int] = []
         step = 0

@@ -115,6 +115,7 @@ class LocalEngine:
 
     def close(self) -> None:
         self._crew.close()
+        self._store, self._seen = None, ()
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._open.close()
 
@@ -162,7 +163,6 @@ class LocalEngine:
         chunks: Sequence[Sequence[int]],
     ) -> Iterator[Piece]:
         """The sums of the chunks, in their order."""
-
         self._store = store
         jobs: list[Job] = [
             (members, received, buffers, [store.place(client) for client in members], round_number)
@@ -176,8 +176,8 @@ class LocalEngine:
             found: Iterator[Totals] = self._crew.in_order(jobs, lambda _, totals: totals.copied())
         else:
             found = self._in_order(self._work, jobs)
-        for place, totals in enumerate(found):
-            yield Piece(place, 1, totals)
+        for number, totals in enumerate(found):
+            yield Piece(number, 1, totals)
 
     def _work(self, job: Job) -> Totals:
         """Trains a chunk, in whatever thread or process."""

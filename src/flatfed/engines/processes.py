@@ -18,6 +18,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -30,9 +31,8 @@ from flatfed.core.memory import GrowingMemory
 _ALIGNMENT = 64
 _DIE_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of Linux's prctl."""
-_KEEP_FREED_MEMORY = {-2: 2**27, -3: 2**30, -1: 2**31 - 1}
-"""For glibc's mallopt: M_TOP_PAD (without which a thread's heap is given back when it is empty),
-M_MMAP_THRESHOLD and M_TRIM_THRESHOLD."""
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
+"""Options of glibc's mallopt."""
 
 Work = Callable[[Any], Any]
 
@@ -134,17 +134,25 @@ def _serve(line: _Line, parent: int, work: Work) -> None:
     # With the thread that forked, which is the one that trains.
     library = ctypes.CDLL(None)
     library.prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-    # Every step takes and frees the same few blocks, and asking the kernel for their pages each time takes up
-    # to a third of a step. Other C libraries than glibc may not know how.
     if hasattr(library, "mallopt"):
-        for option, value in _KEEP_FREED_MEMORY.items():
-            library.mallopt(option, value)
+        _keep_freed_memory(library.mallopt)
     if os.getppid() != parent:
         return
     # A new thread has none of the settings that torch keeps for each, such as the caller's autocast.
     thread = threading.Thread(target=_answer, args=(line, work))
     thread.start()
     thread.join()
+
+
+def _keep_freed_memory(option: Callable[[int, int], int]) -> None:
+    """Every step takes and frees the same few blocks; to get their pages anew each time takes up to a third
+    of a step."""
+    option(_TRIM_THRESHOLD, 2**31 - 1)
+    # Without this a thread's heap is given back when it is empty.
+    option(_TOP_PAD, 2**27)
+    # Older versions allow less.
+    if not option(_MMAP_THRESHOLD, 2**30):
+        option(_MMAP_THRESHOLD, 2**25)
 
 
 def _answer(line: _Line, work: Work) -> None:
@@ -179,19 +187,22 @@ class _Member:
     """A process of the crew."""
 
     def __init__(self, work: Work) -> None:
-        near, far = multiprocessing.Pipe()
-        jobs, answers = _Memory(), _Memory()
-        self.line = _Line(near, jobs, answers)
         context = multiprocessing.get_context("fork")
-        arguments = _Line(far, answers, jobs), os.getpid(), work
-        self.process = context.Process(target=_serve, args=arguments, daemon=True, name="flatfed")
-        try:
-            self.process.start()
-        except OSError as error:
-            self.line.close()
-            raise FlatfedError(f"workers: a process cannot be started ({error}); use fewer of them") from None
-        finally:
-            far.close()
+        with ExitStack() as opened:
+            try:
+                jobs, answers = _Memory(), _Memory()
+                near, far = multiprocessing.Pipe()
+                self.line = _Line(near, jobs, answers)
+                opened.callback(self.line.close)
+                with far:
+                    arguments = _Line(far, answers, jobs), os.getpid(), work
+                    self.process = context.Process(target=_serve, args=arguments, daemon=True, name="flatfed")
+                    self.process.start()
+            except OSError as error:
+                raise FlatfedError(
+                    f"workers: a process cannot be started ({error}); use fewer of them"
+                ) from None
+            opened.pop_all()
 
     def ask(self, job: Any) -> None:
         try:
@@ -245,13 +256,14 @@ class Crew:
     def in_order(self, jobs: Iterable[Any], taken: Callable[[int, Any], Any]) -> Iterator[Any]:
         """What `taken` makes of the answers, in the order of the jobs; a bounded number waits for its turn.
 
-        It gets a job's number and the answer at once and keeps copies: tensors of the answer do not last.
-        After an error, or when it is left before its end, its processes are ended: nobody works on.
+        `taken` gets a job's number and its answer as soon as it comes, and must copy what it keeps, because
+        the answer's tensors do not last. After an error, or when it is left before its end, its processes are
+        ended: nobody works on.
         """
         idle = list(self._members)
         busy: dict[Any, tuple[int, _Member]] = {}
         found: dict[int, Any] = {}
-        failed: dict[int, BaseException] = {}
+        failed: dict[int, Exception] = {}
         waiting = enumerate(jobs)
         following = next(waiting, None)
         upcoming = 0

@@ -8,7 +8,7 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from flatfed.core.algorithm import Carry, ClientContext, Cohort, Finish, Gradient, Oracle, divisor_to, unit
+from flatfed.core.algorithm import Carry, ClientContext, Cohort, Finish, Gradient, Oracle, divisor, unit
 from flatfed.core.state import State, Vector
 from flatfed.core.types import NonNegative, Share
 
@@ -30,7 +30,7 @@ class SharpnessAware(Gradient):
     ) -> tuple[Tensor, Carry]:
         here = oracle(point)
         if self.normalize:
-            there = oracle(torch.addcdiv(point, here, divisor_to(here, self.radius)))
+            there = oracle(torch.addcdiv(point, here, divisor(here), value=self.radius))
         else:
             there = oracle(point.add(here, alpha=self.radius))
         return (there if self.mix == 1 else torch.lerp(here, there, self.mix)), carry
@@ -63,7 +63,8 @@ class AdaptiveSharpnessAware(Gradient):
         self, point: Tensor, oracle: Oracle, context: ClientContext, carry: Carry
     ) -> tuple[Tensor, Carry]:
         scale = torch.addcmul(carry["least"], carry["slope"], point.abs())
-        return oracle(torch.addcmul(point, scale, unit(scale * oracle(point), self.radius))), carry
+        ascent = unit(scale * oracle(point))
+        return oracle(torch.addcmul(point, scale, ascent, value=self.radius)), carry
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class LastModel(Gradient):
     def constant_shift(self, context: ClientContext) -> Tensor:
         by_client = self.memory == "client"
         old = context.client["last_model"] if by_client else context.received["previous_model"]
-        return unit(old - context.origin, self.radius)
+        return self.radius * unit(old - context.origin)
 
     def finish(self, context: ClientContext, carry: Carry, moved: Tensor) -> Finish:
         return Finish(client={"last_model": context.origin} if self.memory == "client" else {})
@@ -117,7 +118,7 @@ class AlongMomentum(Gradient):
 
     def constant_shift(self, context: ClientContext) -> Tensor:
         momentum = context.received["momentum"]
-        return self.lookahead * momentum - unit(momentum, self.radius)
+        return self.lookahead * momentum - self.radius * unit(momentum)
 
 
 @dataclass(frozen=True)
@@ -159,18 +160,18 @@ class ConsensusPerturbation(Gradient):
     ) -> tuple[Tensor, Carry]:
         # With μ_i + s kept as one vector, and ŝ written only as a quotient, a step takes fewer passes.
         ascent = oracle(point) - carry["known"]
-        divisor = divisor_to(ascent, self.radius)
-        there = oracle(torch.addcdiv(point, ascent, divisor))
-        known = torch.addcdiv(carry["known"], ascent, divisor).sub_(context.received["perturbation"])
-        return there, {"known": known, "ascent": ascent, "divisor": divisor}
+        norm = divisor(ascent)
+        there = oracle(torch.addcdiv(point, ascent, norm, value=self.radius))
+        known = torch.addcdiv(carry["known"], ascent, norm, value=self.radius)
+        return there, {"known": known.sub_(context.received["perturbation"]), "ascent": ascent}
 
     def finish(self, context: ClientContext, carry: Carry, moved: Tensor) -> Finish:
         dual = carry["known"] - context.received["perturbation"]
-        sent = dual - carry["ascent"] / carry["divisor"] if self.upload == "residual" else dual
+        sent = dual - self.radius * unit(carry["ascent"]) if self.upload == "residual" else dual
         return Finish(client={"perturbation_dual": dual}, upload={"perturbation": sent})
 
     def merge(self, server: State, mean: State, cohort: Cohort) -> dict[str, Tensor]:
-        return {"perturbation": unit(mean["perturbation"], self.radius)}
+        return {"perturbation": self.radius * unit(mean["perturbation"])}
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from flatfed.core.algorithm import (
     ServerContext,
     Synthetic,
     Work,
-    divisor_to,
+    divisor,
     plus_shift,
 )
 from flatfed.core.errors import DivergedError, FlatfedError
@@ -280,7 +280,7 @@ class SyntheticMix(Gradient):
             there = oracle.elsewhere(point, inputs[chosen], targets[chosen])
             ascent = torch.lerp(there, ascent, self.local_weight)
             carry = {"step": carry["step"] + 1}
-        return oracle(torch.addcdiv(point, ascent, divisor_to(ascent, self.radius))), carry
+        return oracle(torch.addcdiv(point, ascent, divisor(ascent), value=self.radius)), carry
 
 
 @dataclass(frozen=True)
