@@ -1,17 +1,22 @@
 """What a round of every algorithm costs beside its gradient evaluations times a round of FedAvg.
 
-    python benchmarks/algorithms.py [NAME …] [--rounds 6] [--repeats 3] [--tasks mlp lenet5 cnn]
+    python benchmarks/algorithms.py [NAME …] [--rounds 20] [--tasks mlp lenet5 cnn]
 
-The work is that of benchmarks/peers. Algorithms take turns, FedAvg before each, and the best rounds are
-compared. FedSynSAM and DynaFed distil one image a class in their first rounds, which are not timed; what
-DynaFed's server does in every round is said to be the server's, not the clients'.
+The work is that of benchmarks/peers. An algorithm and FedAvg take turns round by round, so that a machine
+that is slow for a while is slow for both, and the median of the ratios of such pairs is reported. FedSynSAM
+and DynaFed distil one image a class in their first rounds, which are not timed; what DynaFed's server does in
+every round is said to be the server's, not the clients'.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import statistics
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +25,7 @@ from rich.progress import track
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
-from work import CLIENTS, PARTICIPANTS, RATE, TASKS, WARM_UP, Stopwatch
+from work import CLIENTS, PARTICIPANTS, RATE, TASKS, WARM_UP
 
 import flatfed as ff
 
@@ -30,52 +35,85 @@ OWN_WORK = ("dynafed", "dynafed_syn_only")
 """Their server trains on made-up images in every round."""
 
 
+class Turns:
+    """Lets two threads go on in turn."""
+
+    def __init__(self) -> None:
+        self._semaphores = threading.Semaphore(1), threading.Semaphore(0)
+
+    def wait(self, number: int) -> None:
+        self._semaphores[number].acquire()
+
+    def done(self, number: int, turns: int = 1) -> None:
+        self._semaphores[1 - number].release(turns)
+
+
 def measure(task_name: str, name: str, rounds: int) -> tuple[float, float]:
-    """The best round's seconds, and gradient evaluations per local step."""
-    task, watch = TASKS[task_name], Stopwatch()
-    run = ff.train(
-        task.model(),
-        ff.Federation.from_tensors([task.client(number) for number in range(CLIENTS)]),
-        ff.ALGORITHMS[name](**OPTIONS.get(name, {})),
-        rounds=rounds + WARM_UP,
-        participants=PARTICIPANTS,
-        local_steps=task.steps,
-        batch_size=task.batch,
-        lr=RATE / 10,
-        callbacks=[lambda progress: watch.tick()],
-    )
-    evaluations = run.history[-1]["gradient_evaluations"] / (PARTICIPANTS * task.steps)
-    return min(watch.seconds), evaluations
+    """The median ratio of a round to FedAvg's before it, and gradient evaluations per local step."""
+    task, turns = TASKS[task_name], Turns()
+
+    def train(number: int, algorithm: ff.Algorithm) -> tuple[list[float], float]:
+        seconds: list[float] = []
+        began = 0.0
+
+        def tick(progress: ff.Progress) -> None:
+            nonlocal began
+            seconds.append(time.perf_counter() - began)
+            turns.done(number)
+            if progress.round < rounds + WARM_UP:
+                turns.wait(number)
+            began = time.perf_counter()
+
+        federation = ff.Federation.from_tensors([task.client(client) for client in range(CLIENTS)])
+        turns.wait(number)
+        began = time.perf_counter()
+        try:
+            run = ff.train(
+                task.model(),
+                federation,
+                algorithm,
+                rounds=rounds + WARM_UP,
+                participants=PARTICIPANTS,
+                local_steps=task.steps,
+                batch_size=task.batch,
+                lr=RATE / 10,
+                callbacks=[tick],
+            )
+        finally:
+            # Nobody waits for one that has ended, however it did.
+            turns.done(number, rounds + WARM_UP)
+        return seconds[WARM_UP:], run.history[-1]["gradient_evaluations"] / (PARTICIPANTS * task.steps)
+
+    with ThreadPoolExecutor(2) as pool:
+        plain = pool.submit(train, 0, ff.fedavg())
+        own = pool.submit(train, 1, ff.ALGORITHMS[name](**OPTIONS.get(name, {})))
+        seconds, evaluations = own.result()
+        ratios = [mine / its for mine, its in zip(seconds, plain.result()[0], strict=True)]
+    return statistics.median(ratios), evaluations
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME")
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--tasks", nargs="+", default=["mlp", "lenet5", "cnn"], choices=list(TASKS))
     options = parser.parse_args()
     if unknown := set(options.names) - set(ff.ALGORITHMS):
         parser.error(f"unknown algorithms: {', '.join(sorted(unknown))}")
     names = [name for name in options.names or ff.ALGORITHMS if name not in OWN_WORK]
-    turns = list(itertools.product(options.tasks, names, range(options.repeats)))
-    seconds: dict[tuple[str, str], list[float]] = {}
-    beside: dict[tuple[str, str], list[float]] = {}
-    evaluations: dict[tuple[str, str], float] = {}
-    for task, name, _ in track(turns, "algorithms in turn", console=Console(stderr=True)):
-        plain, _ = measure(task, "fedavg", options.rounds)
-        own, evaluations[task, name] = measure(task, name, options.rounds)
-        seconds.setdefault((task, name), []).append(own)
-        beside.setdefault((task, name), []).append(plain)
-    table = Table(title="best round / (gradient evaluations × FedAvg's best round)", title_justify="left")
+    found: dict[tuple[str, str], tuple[float, float]] = {}
+    cells = list(itertools.product(options.tasks, names))
+    for task, name in track(cells, "algorithms in turn", console=Console(stderr=True)):
+        found[task, name] = measure(task, name, options.rounds)
+    table = Table(title="a round / (gradient evaluations × FedAvg's round)", title_justify="left")
     for header in ("algorithm", "evaluations a step", *options.tasks):
         table.add_column(header, justify="left" if header == "algorithm" else "right")
     for name in names:
         ratios = [
-            f"{min(seconds[task, name]) / (evaluations[task, name] * min(beside[task, name])):.2f}"
-            for task in options.tasks
+            f"{ratio / evaluations:.2f}"
+            for ratio, evaluations in (found[task, name] for task in options.tasks)
         ]
-        table.add_row(name, f"{evaluations[options.tasks[0], name]:g}", *ratios)
+        table.add_row(name, f"{found[options.tasks[0], name][1]:g}", *ratios)
     Console().print(table)
 
 
