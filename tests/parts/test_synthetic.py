@@ -348,6 +348,7 @@ def client_context(round_number: int, steps: int, received: State) -> ClientCont
         layout=Layout(network()),
         input_shape=(FEATURES,),
         full_gradient=lambda: torch.zeros(SIZE),
+        moved=torch.zeros(SIZE),
     )
 
 
