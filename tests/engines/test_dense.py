@@ -14,6 +14,7 @@ from torch.nn.utils import prune
 import flatfed as ff
 from flatfed.core.flat import Layout
 from flatfed.engines.dense import dense_gradients, dense_layers
+from flatfed.engines.oracles import MatrixGradients
 
 CLIENTS, BATCH, FEATURES, CLASSES = 3, 7, 6, 4
 STACKS = {
@@ -52,10 +53,6 @@ def problem(layout: Layout, shape: tuple[int, ...] = (FEATURES,)) -> tuple[Tenso
     return point, inputs, torch.randint(CLASSES, (CLIENTS, BATCH), generator=generator)
 
 
-def refused(*_: Any) -> Any:
-    raise AssertionError("it went the other way")
-
-
 @pytest.mark.parametrize("name", STACKS)
 def test_gradients_and_losses_are_those_of_automatic_differentiation(name):
     module = made(name)
@@ -64,7 +61,7 @@ def test_gradients_and_losses_are_those_of_automatic_differentiation(name):
     assert layers is not None
     arguments = problem(layout)
     kept = [each.clone() for each in arguments]
-    gradient, loss = dense_gradients(layers, refused)(*arguments)
+    gradient, loss, _ = dense_gradients(layers, *arguments)
     expected, expected_loss = differentiated(module, layout)(*arguments)
     assert torch.allclose(gradient, expected, rtol=1e-12, atol=1e-14)
     assert torch.allclose(loss, expected_loss, rtol=1e-12, atol=0)
@@ -78,7 +75,7 @@ def test_images_are_flattened():
     layers = dense_layers(module, layout, F.cross_entropy)
     assert layers is not None
     arguments = problem(layout, (1, 2, 3))
-    gradient, _ = dense_gradients(layers, refused)(*arguments)
+    gradient, *_ = dense_gradients(layers, *arguments)
     assert torch.allclose(gradient, differentiated(module, layout)(*arguments)[0], rtol=1e-12, atol=1e-14)
 
 
@@ -90,33 +87,47 @@ def test_one_batch_for_all_clients_is_not_copied_wrongly():
     assert layers is not None
     point, inputs, targets = problem(layout)
     shared = point, inputs[:1].expand_as(inputs), targets[:1].expand_as(targets)
-    gradient, _ = dense_gradients(layers, refused)(*shared)
+    gradient, *_ = dense_gradients(layers, *shared)
     assert torch.allclose(gradient, differentiated(module, layout)(*shared)[0], rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("targets", ["left out", "probabilities", "bytes"])
-def test_other_targets_go_the_other_way(targets):
+@pytest.mark.parametrize("name", STACKS)
+def test_a_map_of_the_inputs_has_the_gradients_of_automatic_differentiation(name):
+    def shift(inputs: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
+        return torch.sin(inputs * scale) + offset
+
+    module = made(name)
+    layout = Layout(module)
+    point, inputs, targets = problem(layout)
+    generator = torch.Generator().manual_seed(2)
+    parameters = tuple(
+        torch.randn(CLIENTS, FEATURES, generator=generator, dtype=torch.float64) for _ in range(2)
+    )
+    gradients = MatrixGradients(module, layout, F.cross_entropy)
+    assert gradients.layers is not None
+    found = gradients.shifted(point, shift, parameters, inputs, targets)
+    gradients.layers = None
+    torch.testing.assert_close(
+        found, gradients.shifted(point, shift, parameters, inputs, targets), rtol=1e-11, atol=1e-14
+    )
+
+
+@pytest.mark.parametrize("targets", ["labels", "left out", "probabilities", "bytes"])
+def test_other_targets_are_differentiated(targets):
     module = made("logistic regression")
     layout = Layout(module)
-    layers = dense_layers(module, layout, F.cross_entropy)
-    assert layers is not None
     point, inputs, labels = problem(layout)
     if targets == "left out":
         labels[0, 0] = -100
     elif targets == "bytes":
         labels = labels.to(torch.uint8)
-    else:
+    elif targets == "probabilities":
         labels = F.one_hot(labels, CLASSES).double()
-    seen: list[Any] = []
-
-    def other(*arguments: Any) -> Any:
-        seen.append(arguments)
-        return point, point[:, 0]
-
-    gradient, loss = dense_gradients(layers, other)(point, inputs, labels)
-    assert [each is given for each, given in zip(seen[0], (point, inputs, labels), strict=True)] == [True] * 3
-    assert torch.equal(gradient, point)
-    assert torch.equal(loss, point[:, 0])
+    gradients = MatrixGradients(module, layout, F.cross_entropy)
+    other = point, point[:, 0]
+    gradients.differentiated = lambda *_: other
+    found = gradients.plain(point, inputs, labels)
+    assert (found[0] is other[0]) is (targets != "labels")
 
 
 class Doubled(nn.Linear):

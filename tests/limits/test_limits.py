@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 import flatfed as ff
 from flatfed import parts
-from flatfed.core.algorithm import ClientContext, ImpossibleComposition
+from flatfed.core.algorithm import Carry, ClientContext, Correction, Gradient, ImpossibleComposition
 from flatfed.core.flat import Layout
 from flatfed.core.rounds import ClientResult, StepRule, client_round
 from flatfed.engines import local
@@ -789,8 +789,11 @@ def _vector(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
+PLAIN = StepRule()
+
+
 def one_round(
-    algorithm: ff.Algorithm, rates: list[float], clients: int = 3
+    algorithm: ff.Algorithm, rates: list[float], clients: int = 3, rule: StepRule = PLAIN
 ) -> tuple[ClientResult, Watched, ClientContext]:
     """A round of a chunk of clients on a fake oracle, with every state vector away from zero."""
     layout = Layout(network())
@@ -807,11 +810,50 @@ def one_round(
         layout=layout,
         input_shape=(FEATURES,),
         full_gradient=lambda: _vector(99, clients, size),
-        moved=torch.zeros(clients, size),
+        moved=torch.zeros(clients, size, dtype=torch.float64),
     )
     oracle = Watched(clients, size)
     point = received["model"].expand(clients, -1).clone()
-    return client_round(algorithm, context, [oracle] * len(rates), StepRule(), point), oracle, context
+    return client_round(algorithm, context, [oracle] * len(rates), rule, point), oracle, context
+
+
+CORRECTIONS: list[Correction] = [
+    parts.Proximal(0.3),
+    parts.HybridProximal(0.2, 0.1),
+    parts.ControlVariate(weight=0.7),
+    parts.DynamicRegulariser(0.4),
+    parts.GlobalMomentum(0.6, 0.5),
+    parts.LocalNesterov(0.8),
+]
+
+
+@pytest.mark.parametrize("gradient", [Gradient(), parts.LastModel(0.3)], ids=repr)
+@pytest.mark.parametrize("correct", list(itertools.permutations(CORRECTIONS, 3)), ids=repr)
+def test_folded_corrections_are_the_corrections_one_by_one(
+    correct: tuple[Correction, ...], gradient: Gradient
+) -> None:
+    algorithm = ff.Algorithm(gradient=gradient, correct=correct)
+    rates = [0.3, 0.1, 0.2, 0.25]
+    folded, at, _ = one_round(algorithm, rates, rule=StepRule(weight_decay=0.2))
+    # A limit on their sum, which is never reached, asks for the direction of every step.
+    unreached = StepRule(weight_decay=0.2, clip=1e9, clip_stage="total")
+    one_by_one, there, _ = one_round(algorithm, rates, rule=unreached)
+    for ours, theirs in zip(at.points, there.points, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-13)
+    for ours, theirs in zip(
+        (folded.client, folded.upload), (one_by_one.client, one_by_one.upload), strict=True
+    ):
+        torch.testing.assert_close(dict(ours), dict(theirs), rtol=1e-11, atol=1e-12)
+
+
+def test_a_correction_that_overrides_direction_is_asked_for_it() -> None:
+    class Twice(parts.Proximal):
+        def direction(self, direction: Tensor, context: ClientContext, carry: Carry) -> tuple[Tensor, Carry]:
+            return 2 * direction, carry
+
+    ours, _, _ = one_round(ff.Algorithm(correct=Twice(0.3)), [0.1])
+    plain, _, _ = one_round(ff.Algorithm(), [0.2])
+    torch.testing.assert_close(ours.moved, plain.moved, rtol=1e-12, atol=0)
 
 
 STANDING = [0.0] * 4

@@ -25,7 +25,9 @@ Carry = dict[str, Tensor]
 class Oracle(Protocol):
     """The gradient of one local step's batch, at any point, with the same random draws every time."""
 
-    def __call__(self, point: Tensor) -> Tensor: ...
+    def __call__(self, point: Tensor) -> Tensor:
+        """A new tensor every time, which is the caller's."""
+        ...
 
     def shifted(
         self, point: Tensor, shift: Callable[..., Tensor], parameters: tuple[Tensor, ...]
@@ -106,6 +108,31 @@ class Finish(NamedTuple):
 
     client: dict[str, Tensor] = {}
     upload: dict[str, Tensor] = {}
+
+
+class Affine(NamedTuple):
+    """d ↦ scale · d + spring · (y − x) − pull, with constants for the round: what most corrections are."""
+
+    scale: float = 1.0
+    spring: float = 0.0
+    pull: Tensor | None = None
+
+    def __call__(self, direction: Tensor, moved: Tensor) -> Tensor:
+        if self.scale != 1:
+            direction = self.scale * direction
+        if self.spring:
+            direction = direction.add(moved, alpha=self.spring)
+        return direction if self.pull is None else direction - self.pull
+
+    def then(self, after: Affine) -> Affine:
+        """Both, as one."""
+        pulls = [] if self.pull is None else [self.pull if after.scale == 1 else after.scale * self.pull]
+        pulls += [] if after.pull is None else [after.pull]
+        return Affine(
+            self.scale * after.scale,
+            self.spring * after.scale + after.spring,
+            sum(pulls[1:], pulls[0]) if pulls else None,
+        )
 
 
 class Part:
@@ -216,15 +243,23 @@ class Gradient(Part):
 
 
 class Correction(Part):
-    """Which direction is taken? Corrections form a pipeline; here: the gradient's own."""
+    """Which direction is taken? Corrections form a pipeline; here: the gradient's own.
+
+    A part says which affine map it is for the round, if it is one, else it overrides `direction`. The last
+    affine maps of the pipeline are folded into one, which costs a step one pass over the model.
+    """
 
     slot = "correct"
     decays_gradient: ClassVar[bool] = False
     """Whether weight decay belongs to the gradient that this part accumulates."""
 
+    def affine(self, context: ClientContext, carry: Carry) -> Affine:
+        """What it does to the direction of every step, from what it knew when the round began."""
+        return Affine()
+
     def direction(self, direction: Tensor, context: ClientContext, carry: Carry) -> tuple[Tensor, Carry]:
         """The direction after this part; the local model is `context.origin + context.moved`."""
-        return direction, carry
+        return self.affine(context, carry)(direction, context.moved), carry
 
     def shift(self, server: State) -> Tensor | None:
         """What the merged state adds to the new model, beyond the server's rule."""

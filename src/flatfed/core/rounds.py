@@ -6,7 +6,7 @@ provide the gradients. `server_round` merges the mean uploads into the server's 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -15,10 +15,12 @@ from torch import Tensor
 
 from flatfed.core import random
 from flatfed.core.algorithm import (
+    Affine,
     Algorithm,
     ClientContext,
     Cohort,
     Compressor,
+    Correction,
     Oracle,
     estimate_of,
     memory_of,
@@ -55,6 +57,14 @@ def clipped(gradient: Tensor, limit: float) -> Tensor:
     return gradient * (limit / norm).clamp(max=1.0)
 
 
+def _stepwise(corrections: Sequence[Correction], rule: StepRule) -> int:
+    """How many of the first corrections must see the direction of every step; the others can be folded."""
+    if rule.clip is not None and rule.clip_stage == "total":
+        return len(corrections)
+    own = [type(correction).direction is not Correction.direction for correction in corrections]
+    return max((index + 1 for index, overridden in enumerate(own) if overridden), default=0)
+
+
 @torch.no_grad()
 def client_round(
     algorithm: Algorithm, context: ClientContext, oracles: Iterable[Oracle], rule: StepRule, point: Tensor
@@ -66,31 +76,40 @@ def client_round(
     gradient_rule, corrections = algorithm.gradient, algorithm.corrections
     carry = gradient_rule.begin(context)
     carries = [correction.begin(context) for correction in corrections]
-    decay_first = any(correction.decays_gradient for correction in corrections)
     moved, drift = context.moved, []
     start, shift = context.origin, gradient_rule.constant_shift(context)
     if shift is not None:
         # Where gradients are taken moves as the local model does, so that only one of them has to.
         point.add_(shift)
         start = start + shift
-
-    def decayed(direction: Tensor) -> Tensor:
-        local = point if shift is None else context.origin + moved
-        return direction.add(local, alpha=rule.weight_decay)
+    decay = None
+    if rule.weight_decay:
+        decay = Affine(spring=rule.weight_decay, pull=-rule.weight_decay * context.origin)
+    decay_first = any(correction.decays_gradient for correction in corrections)
+    stepwise = _stepwise(corrections, rule)
+    folded = Affine()
+    for correction, remembered in zip(corrections[stepwise:], carries[stepwise:], strict=True):
+        folded = folded.then(correction.affine(context, remembered))
+    if decay is not None and not decay_first:
+        folded = folded.then(decay)
+    # A spring and a pull are one step towards where they balance.
+    balance = start if folded.pull is None or not folded.spring else start + folded.pull / folded.spring
 
     for rate, oracle in zip(context.rates, oracles, strict=True):
         direction, carry = gradient_rule.gradient(point, oracle, context, carry)
         if rule.clip is not None and rule.clip_stage == "loss":
             direction = clipped(direction, rule.clip)
-        if rule.weight_decay and decay_first:
-            direction = decayed(direction)
-        for index, correction in enumerate(corrections):
+        if decay is not None and decay_first:
+            direction = decay(direction, moved)
+        for index, correction in enumerate(corrections[:stepwise]):
             direction, carries[index] = correction.direction(direction, context, carries[index])
         if rule.clip is not None and rule.clip_stage == "total":
             direction = clipped(direction, rule.clip)
-        if rule.weight_decay and not decay_first:
-            direction = decayed(direction)
-        point.sub_(direction, alpha=rate)
+        if folded.spring:
+            point.lerp_(balance, rate * folded.spring)
+        elif folded.pull is not None:
+            point.add_(folded.pull, alpha=rate)
+        point.sub_(direction, alpha=rate * folded.scale)
         torch.sub(point, start, out=moved)
         drift.append(torch.linalg.vector_norm(moved, dim=-1).square())
 

@@ -16,8 +16,6 @@ from torch import Tensor, nn
 
 from flatfed.core.flat import Layout, Loss
 
-Gradients = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Points [C, P], inputs [C, B, …] and targets [C, …] to gradients [C, P] and losses [C]."""
 _BACKWARD: dict[type[nn.Module], Callable[[Tensor, Tensor], Tensor]] = {
     nn.ReLU: lambda slope, value: torch.ops.aten.threshold_backward(slope, value, 0),
     nn.Tanh: torch.ops.aten.tanh_backward,
@@ -91,37 +89,43 @@ def _flat_children(module: nn.Module) -> Iterator[nn.Module]:
         yield module
 
 
-def dense_gradients(layers: Sequence[Layer], otherwise: Gradients) -> Gradients:
-    """Their gradients; `otherwise` does what is not said here: targets that are left out or no labels."""
+def has_labels(inputs: Tensor, targets: Tensor) -> bool:
+    """Whether there is a class for every sample of a chunk, and none is left out."""
+    return (
+        inputs.dim() >= 3 and targets.dim() == 2 and targets.dtype == torch.int64 and int(targets.min()) >= 0
+    )
 
-    def gradients(point: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        labels = targets.dim() == 2 and targets.dtype == torch.int64
-        if not labels or inputs.dim() < 3 or int(targets.min()) < 0:
-            return otherwise(point, inputs, targets)
-        # Samples last: a few outputs of many samples are then long rows for every operation.
-        values = [inputs.flatten(2).transpose(1, 2)]  # what each layer sees, [C, I, B]
-        for layer in layers:
-            value = _forward(layer, point, values[-1])
-            values.append(value if layer.activation is None else layer.activation(value))
-        labelled = targets.unsqueeze(1)
-        slope = torch.log_softmax(values.pop(), 1)  # [C, O, B]
-        right = slope.gather(1, labelled)
-        # Of the mean loss, with respect to the outputs: (probability − whether it is the label) / B.
-        slope.exp_().scatter_add_(1, labelled, right.new_full((), -1.0).expand_as(right))
-        slope.mul_(1 / targets.shape[1])
-        gradient = torch.empty_like(point)
-        for number in reversed(range(len(layers))):
-            layer, value = layers[number], values[number]
-            torch.bmm(slope, value.transpose(1, 2), out=layer.weight(gradient))
-            if layer.has_bias:
-                torch.sum(slope, 2, out=layer.bias(gradient))
-            if number:
-                slope = torch.bmm(layer.weight(point).transpose(1, 2), slope)
-                before = layers[number - 1].activation
-                slope = slope if before is None else _BACKWARD[type(before)](slope, value)
-        return gradient, right.mean((1, 2)).neg_()
 
-    return gradients
+def dense_gradients(
+    layers: Sequence[Layer], point: Tensor, inputs: Tensor, labels: Tensor, of_inputs: bool = False
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Gradients [C, P], losses [C] and, if asked for, slopes of the inputs: at points [C, P], for inputs
+    [C, B, …] and labels [C, B].
+    """
+    # Samples last: a few outputs of many samples are then long rows for every operation.
+    values = [inputs.flatten(2).transpose(1, 2)]  # what each layer sees, [C, I, B]
+    for layer in layers:
+        value = _forward(layer, point, values[-1])
+        values.append(value if layer.activation is None else layer.activation(value))
+    labelled = labels.unsqueeze(1)
+    slope = torch.log_softmax(values.pop(), 1)  # [C, O, B]
+    right = slope.gather(1, labelled)
+    # Of the mean loss, with respect to the outputs: (probability − whether it is the label) / B.
+    slope.exp_().scatter_add_(1, labelled, right.new_full((), -1.0).expand_as(right))
+    slope.mul_(1 / labels.shape[1])
+    gradient = torch.empty_like(point)
+    for number in reversed(range(len(layers))):
+        layer, value = layers[number], values[number]
+        torch.bmm(slope, value.transpose(1, 2), out=layer.weight(gradient))
+        if layer.has_bias:
+            torch.sum(slope, 2, out=layer.bias(gradient))
+        if number or of_inputs:
+            slope = torch.bmm(layer.weight(point).transpose(1, 2), slope)
+        if number:
+            before = layers[number - 1].activation
+            slope = slope if before is None else _BACKWARD[type(before)](slope, value)
+    of_input = slope.transpose(1, 2).reshape(inputs.shape) if of_inputs else None
+    return gradient, right.mean((1, 2)).neg_(), of_input
 
 
 def _forward(layer: Layer, point: Tensor, value: Tensor) -> Tensor:

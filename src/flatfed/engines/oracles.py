@@ -11,13 +11,13 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call, grad_and_value, vjp, vmap
 
 from flatfed.core.errors import FlatfedError
 from flatfed.core.flat import BoundModel, Layout, Loss, buffers_of, load_buffers
 from flatfed.core.random import routed
 from flatfed.data.federation import Samples
-from flatfed.engines.dense import Gradients, dense_gradients, dense_layers
+from flatfed.engines.dense import dense_gradients, dense_layers, has_labels
 
 Shift = Callable[..., Tensor]
 UNEXPECTED_DRAWS = (
@@ -120,19 +120,32 @@ class MatrixGradients:
             return loss(outputs, targets)
 
         self.loss_of = loss_of
-        layers = dense_layers(module, layout, loss)
-        differentiated: Gradients = vmap(grad_and_value(loss_of))
-        self.plain = dense_gradients(layers, differentiated) if layers else differentiated
+        self.layers = dense_layers(module, layout, loss)
+        self.differentiated = vmap(grad_and_value(loss_of))
+
+    def plain(self, point: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        if self.layers is None or not has_labels(inputs, targets):
+            gradient, loss = self.differentiated(point, inputs, targets)
+        else:
+            gradient, loss, _ = dense_gradients(self.layers, point, inputs, targets)
+        return gradient, loss
 
     def shifted(
-        self, shift: Shift
-    ) -> Callable[
-        [Tensor, tuple[Tensor, ...], Tensor, Tensor], tuple[tuple[Tensor, tuple[Tensor, ...]], Tensor]
-    ]:
-        def loss_of(point: Tensor, parameters: tuple[Tensor, ...], inputs: Tensor, targets: Tensor) -> Tensor:
-            return self.loss_of(point, shift(inputs, *parameters), targets)
+        self, point: Tensor, shift: Shift, parameters: tuple[Tensor, ...], inputs: Tensor, targets: Tensor
+    ) -> tuple[tuple[Tensor, tuple[Tensor, ...]], Tensor]:
+        """Gradients for the points and for the parameters of a map of the inputs, and losses."""
+        if self.layers is None or not has_labels(inputs, targets):
 
-        return vmap(grad_and_value(loss_of, argnums=(0, 1)))
+            def loss_of(
+                point: Tensor, parameters: tuple[Tensor, ...], inputs: Tensor, targets: Tensor
+            ) -> Tensor:
+                return self.loss_of(point, shift(inputs, *parameters), targets)
+
+            slopes, loss = vmap(grad_and_value(loss_of, argnums=(0, 1)))(point, parameters, inputs, targets)
+            return slopes, loss
+        seen, backward, *_ = vjp(lambda *own: vmap(shift)(inputs, *own), *parameters)
+        gradient, loss, of_inputs = dense_gradients(self.layers, point, seen, targets, of_inputs=True)
+        return (gradient, backward(of_inputs)), loss
 
 
 @contextmanager
@@ -172,6 +185,6 @@ class MatrixOracle(_Oracle):
         self, point: Tensor, shift: Shift, parameters: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         with _no_draws():
-            slopes, loss = self.gradients.shifted(shift)(point, parameters, self.inputs, self.targets)
+            slopes, loss = self.gradients.shifted(point, shift, parameters, self.inputs, self.targets)
         self._keep(loss)
         return slopes

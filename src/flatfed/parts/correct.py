@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from flatfed.core.algorithm import Carry, ClientContext, Cohort, Correction, Finish
+from flatfed.core.algorithm import Affine, Carry, ClientContext, Cohort, Correction, Finish
 from flatfed.core.state import State, Vector
 from flatfed.core.types import Decay, NonNegative, Real, Share
 
@@ -18,8 +18,8 @@ class Proximal(Correction):
 
     weight: NonNegative
 
-    def direction(self, direction: Tensor, context: ClientContext, carry: Carry) -> tuple[Tensor, Carry]:
-        return direction.add(context.moved, alpha=self.weight), carry
+    def affine(self, context: ClientContext, carry: Carry) -> Affine:
+        return Affine(spring=self.weight)
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,8 @@ class HybridProximal(Correction):
     weight: NonNegative
     decay: NonNegative
 
-    def direction(self, direction: Tensor, context: ClientContext, carry: Carry) -> tuple[Tensor, Carry]:
-        pulled = direction.add(context.moved, alpha=self.weight + self.decay)
-        return pulled.add_(context.origin, alpha=self.decay), carry
+    def affine(self, context: ClientContext, carry: Carry) -> Affine:
+        return Affine(spring=self.weight + self.decay, pull=-self.decay * context.origin)
 
 
 @dataclass(frozen=True)
@@ -69,14 +68,14 @@ class _Controlled(Correction):
         surplus = context.client["control"] - context.received["control"]
         return {"surplus": surplus if self.weight == 1 else surplus.mul_(self.weight)}
 
-    def direction(self, direction: Tensor, context: ClientContext, carry: Carry) -> tuple[Tensor, Carry]:
-        return direction - carry["surplus"], carry
+    def affine(self, context: ClientContext, carry: Carry) -> Affine:
+        return Affine(pull=carry["surplus"])
 
     def new_control(self, context: ClientContext, carry: Carry, moved: Tensor) -> Tensor:
         if self.option == "I":
             return context.full_gradient()
         # The mean direction −Δ/Σ η_k was the mean gradient less the surplus.
-        return carry["surplus"] - moved / context.total_rate
+        return carry["surplus"].sub(moved, alpha=1 / context.total_rate)
 
 
 @dataclass(frozen=True)
@@ -135,9 +134,8 @@ class DynamicRegulariser(Correction):
     def alters_displacement(self) -> bool:
         return self.aggregate == "participants"
 
-    def direction(self, direction: Tensor, context: ClientContext, carry: Carry) -> tuple[Tensor, Carry]:
-        pulled = direction.add(context.moved, alpha=self.weight)
-        return pulled.add_(context.client["dual"], alpha=self.weight), carry
+    def affine(self, context: ClientContext, carry: Carry) -> Affine:
+        return Affine(spring=self.weight, pull=-self.weight * context.client["dual"])
 
     def finish(self, context: ClientContext, carry: Carry, moved: Tensor) -> Finish:
         dual = context.client["dual"] + moved
@@ -179,11 +177,9 @@ class GlobalMomentum(Correction):
     def receives(self) -> tuple[str, ...]:
         return ("momentum_gradient",)
 
-    def begin(self, context: ClientContext) -> Carry:
-        return {"pull": self.momentum_weight * context.received["momentum_gradient"]}
-
-    def direction(self, direction: Tensor, context: ClientContext, carry: Carry) -> tuple[Tensor, Carry]:
-        return carry["pull"].add(direction, alpha=self.gradient_weight), carry
+    def affine(self, context: ClientContext, carry: Carry) -> Affine:
+        pull = -self.momentum_weight * context.received["momentum_gradient"]
+        return Affine(scale=self.gradient_weight, pull=pull)
 
     def merge(self, server: State, mean: State, cohort: Cohort) -> dict[str, Tensor]:
         fresh = -mean["displacement"] / cohort.total_rate
@@ -212,11 +208,8 @@ class FullGradientMomentum(Correction):
     def full_gradients(self) -> int:
         return 1
 
-    def begin(self, context: ClientContext) -> Carry:
-        return {"pull": self.decay * context.received["momentum_gradient"]}
-
-    def direction(self, direction: Tensor, context: ClientContext, carry: Carry) -> tuple[Tensor, Carry]:
-        return carry["pull"].add(direction, alpha=1 - self.decay), carry
+    def affine(self, context: ClientContext, carry: Carry) -> Affine:
+        return Affine(scale=1 - self.decay, pull=-self.decay * context.received["momentum_gradient"])
 
     def finish(self, context: ClientContext, carry: Carry, moved: Tensor) -> Finish:
         return Finish(upload={"full_gradient": context.full_gradient()})

@@ -93,7 +93,8 @@ class LastModel(Gradient):
     def constant_shift(self, context: ClientContext) -> Tensor:
         by_client = self.memory == "client"
         old = context.client["last_model"] if by_client else context.received["previous_model"]
-        return self.radius * unit(old - context.origin)
+        difference = old - context.origin
+        return difference.mul_(self.radius / divisor(difference))
 
     def finish(self, context: ClientContext, carry: Carry, moved: Tensor) -> Finish:
         return Finish(client={"last_model": context.origin} if self.memory == "client" else {})
@@ -159,7 +160,7 @@ class ConsensusPerturbation(Gradient):
         self, point: Tensor, oracle: Oracle, context: ClientContext, carry: Carry
     ) -> tuple[Tensor, Carry]:
         # With μ_i + s kept as one vector, and ŝ written only as a quotient, a step takes fewer passes.
-        ascent = oracle(point) - carry["known"]
+        ascent = oracle(point).sub_(carry["known"])
         norm = divisor(ascent)
         there = oracle(torch.addcdiv(point, ascent, norm, value=self.radius))
         known = torch.addcdiv(carry["known"], ascent, norm, value=self.radius)
