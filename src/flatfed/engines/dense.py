@@ -119,13 +119,14 @@ def dense_gradients(
         torch.bmm(slope, value.transpose(1, 2), out=layer.weight(gradient))
         if layer.has_bias:
             torch.sum(slope, 2, out=layer.bias(gradient))
-        if number or of_inputs:
-            slope = torch.bmm(layer.weight(point).transpose(1, 2), slope)
         if number:
+            slope = torch.bmm(layer.weight(point).transpose(1, 2), slope)
             before = layers[number - 1].activation
             slope = slope if before is None else _BACKWARD[type(before)](slope, value)
-    of_input = slope.transpose(1, 2).reshape(inputs.shape) if of_inputs else None
-    return gradient, right.mean((1, 2)).neg_(), of_input
+    input_slope = None
+    if of_inputs:
+        input_slope = torch.bmm(slope.transpose(1, 2), layers[0].weight(point)).view(inputs.shape)
+    return gradient, right.mean((1, 2)).neg_(), input_slope
 
 
 def _forward(layer: Layer, point: Tensor, value: Tensor) -> Tensor:

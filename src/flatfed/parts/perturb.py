@@ -206,12 +206,12 @@ class ShiftedInputs(Gradient):
         """A batch [B, …] under the shift."""
         if self.shift == "channel":
             per_channel = (1, -1, *(1 for _ in inputs.shape[2:]))
-            return inputs + inputs * scale.view(per_channel) + offset.view(per_channel)
+            return torch.addcmul(offset.view(per_channel), inputs, 1 + scale.view(per_channel))
         flat = inputs.flatten(1)
         if self.shift == "full":
             moved = flat + flat @ scale.view(flat.shape[1], flat.shape[1]).T + offset
         else:
-            moved = flat + flat * scale + offset
+            moved = torch.addcmul(offset, flat, 1 + scale)
         return moved.view(inputs.shape)
 
     def gradient(
