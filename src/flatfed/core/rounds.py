@@ -40,6 +40,14 @@ class StepRule:
     clip: float | None = None
     clip_stage: Literal["loss", "total"] = "loss"
 
+    def decays(self, origin: Tensor, corrections: Sequence[Correction]) -> tuple[Affine, Affine]:
+        """What weight decay does before the corrections, and what it does after them."""
+        if not self.weight_decay:
+            return Affine(), Affine()
+        decay = Affine(spring=self.weight_decay, pull=-self.weight_decay * origin)
+        first = any(correction.decays_gradient for correction in corrections)
+        return (decay, Affine()) if first else (Affine(), decay)
+
 
 class ClientResult(NamedTuple):
     """A client's (or a chunk's) new vectors, its uploads ("displacement" among them) and how far it moved."""
@@ -55,6 +63,24 @@ def clipped(gradient: Tensor, limit: float) -> Tensor:
     """Scaled down to a norm of `limit` over the last axis where it is longer."""
     norm = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
     return gradient * (limit / norm).clamp(max=1.0)
+
+
+class _Step:
+    """y ← y − η (scale · d + spring · (y − start) − pull), in place and in at most two passes."""
+
+    def __init__(self, affine: Affine, start: Tensor) -> None:
+        self.affine, self.balance = affine, start
+        if affine.spring and affine.pull is not None:
+            # Where the spring holds the pull; both together are a step towards it.
+            self.balance = start.add(affine.pull, alpha=1 / affine.spring)
+
+    def __call__(self, point: Tensor, direction: Tensor, rate: float) -> None:
+        scale, spring, pull = self.affine
+        if spring:
+            point.lerp_(self.balance, rate * spring)
+        elif pull is not None:
+            point.add_(pull, alpha=rate)
+        point.sub_(direction, alpha=rate * scale)
 
 
 def _stepwise(corrections: Sequence[Correction], rule: StepRule) -> int:
@@ -82,34 +108,23 @@ def client_round(
         # Where gradients are taken moves as the local model does, so that only one of them has to.
         point.add_(shift)
         start = start + shift
-    decay = None
-    if rule.weight_decay:
-        decay = Affine(spring=rule.weight_decay, pull=-rule.weight_decay * context.origin)
-    decay_first = any(correction.decays_gradient for correction in corrections)
+    decay_first, decay_last = rule.decays(context.origin, corrections)
     stepwise = _stepwise(corrections, rule)
     folded = Affine()
     for correction, remembered in zip(corrections[stepwise:], carries[stepwise:], strict=True):
         folded = folded.then(correction.affine(context, remembered))
-    if decay is not None and not decay_first:
-        folded = folded.then(decay)
-    # A spring and a pull are one step towards where they balance.
-    balance = start if folded.pull is None or not folded.spring else start + folded.pull / folded.spring
+    step = _Step(folded.then(decay_last), start)
 
     for rate, oracle in zip(context.rates, oracles, strict=True):
         direction, carry = gradient_rule.gradient(point, oracle, context, carry)
         if rule.clip is not None and rule.clip_stage == "loss":
             direction = clipped(direction, rule.clip)
-        if decay is not None and decay_first:
-            direction = decay(direction, moved)
+        direction = decay_first(direction, moved)
         for index, correction in enumerate(corrections[:stepwise]):
             direction, carries[index] = correction.direction(direction, context, carries[index])
         if rule.clip is not None and rule.clip_stage == "total":
             direction = clipped(direction, rule.clip)
-        if folded.spring:
-            point.lerp_(balance, rate * folded.spring)
-        elif folded.pull is not None:
-            point.add_(folded.pull, alpha=rate)
-        point.sub_(direction, alpha=rate * folded.scale)
+        step(point, direction, rate)
         torch.sub(point, start, out=moved)
         drift.append(torch.linalg.vector_norm(moved, dim=-1).square())
 
