@@ -126,12 +126,13 @@ class Affine(NamedTuple):
 
     def then(self, after: Affine) -> Affine:
         """Both, as one."""
-        pulls = [] if self.pull is None else [self.pull if after.scale == 1 else after.scale * self.pull]
-        pulls += [] if after.pull is None else [after.pull]
+        pull = self.pull if self.pull is None or after.scale == 1 else after.scale * self.pull
+        if pull is not None and after.pull is not None:
+            pull = pull + after.pull
         return Affine(
             self.scale * after.scale,
             self.spring * after.scale + after.spring,
-            sum(pulls[1:], pulls[0]) if pulls else None,
+            after.pull if pull is None else pull,
         )
 
 

@@ -40,14 +40,6 @@ class StepRule:
     clip: float | None = None
     clip_stage: Literal["loss", "total"] = "loss"
 
-    def decays(self, origin: Tensor, corrections: Sequence[Correction]) -> tuple[Affine, Affine]:
-        """What weight decay does before the corrections, and what it does after them."""
-        if not self.weight_decay:
-            return Affine(), Affine()
-        decay = Affine(spring=self.weight_decay, pull=-self.weight_decay * origin)
-        first = any(correction.decays_gradient for correction in corrections)
-        return (decay, Affine()) if first else (Affine(), decay)
-
 
 class ClientResult(NamedTuple):
     """A client's (or a chunk's) new vectors, its uploads ("displacement" among them) and how far it moved."""
@@ -66,29 +58,56 @@ def clipped(gradient: Tensor, limit: float) -> Tensor:
 
 
 class _Step:
-    """y ← y − η (scale · d + spring · (y − start) − pull), in place and in at most two passes."""
+    """y ← y − η (scale · d + spring · (y − start) − pull), in place."""
 
     def __init__(self, affine: Affine, start: Tensor) -> None:
-        self.affine, self.balance = affine, start
-        if affine.spring and affine.pull is not None:
-            # Where the spring holds the pull; both together are a step towards it.
-            self.balance = start.add(affine.pull, alpha=1 / affine.spring)
+        self.scale, self.spring, self.pull = affine
+        self.balance = start
+        strong = self.spring**2 * torch.finfo(start.dtype).max > 1  # so that dividing by it is safe
+        if self.pull is not None and strong:
+            # A spring and a pull together are one step towards where they balance.
+            self.balance, self.pull = start.add(self.pull, alpha=1 / self.spring), None
 
     def __call__(self, point: Tensor, direction: Tensor, rate: float) -> None:
-        scale, spring, pull = self.affine
-        if spring:
-            point.lerp_(self.balance, rate * spring)
-        elif pull is not None:
-            point.add_(pull, alpha=rate)
-        point.sub_(direction, alpha=rate * scale)
+        if self.spring:
+            point.lerp_(self.balance, rate * self.spring)
+        if self.pull is not None:
+            point.add_(self.pull, alpha=rate)
+        point.sub_(direction, alpha=rate * self.scale)
 
 
-def _stepwise(corrections: Sequence[Correction], rule: StepRule) -> int:
-    """How many of the first corrections must see the direction of every step; the others can be folded."""
-    if rule.clip is not None and rule.clip_stage == "total":
-        return len(corrections)
-    own = [type(correction).direction is not Correction.direction for correction in corrections]
-    return max((index + 1 for index, overridden in enumerate(own) if overridden), default=0)
+class _Pipeline:
+    """The corrections of a round, and what they carry.
+
+    Those that say nothing but which affine map they are do it once, for the round; the last of them are left
+    to be folded into the step, unless all together are to be clipped.
+    """
+
+    def __init__(self, corrections: Sequence[Correction], context: ClientContext, clipped: bool) -> None:
+        self.corrections, self.context = corrections, context
+        self.carries = [correction.begin(context) for correction in corrections]
+        self.affines = [
+            None
+            if type(correction).direction is not Correction.direction
+            else correction.affine(context, carry)
+            for correction, carry in zip(corrections, self.carries, strict=True)
+        ]
+        self.folded = Affine()
+        self.stepwise = len(corrections)
+        while not clipped and self.stepwise and (last := self.affines[self.stepwise - 1]) is not None:
+            self.folded = last.then(self.folded)
+            self.stepwise -= 1
+
+    def direction(self, direction: Tensor) -> Tensor:
+        """The direction of a step after those that are not folded."""
+        for index, affine in enumerate(self.affines[: self.stepwise]):
+            if affine is not None:
+                direction = affine(direction, self.context.moved)
+            else:
+                direction, self.carries[index] = self.corrections[index].direction(
+                    direction, self.context, self.carries[index]
+                )
+        return direction
 
 
 @torch.no_grad()
@@ -101,36 +120,36 @@ def client_round(
     """
     gradient_rule, corrections = algorithm.gradient, algorithm.corrections
     carry = gradient_rule.begin(context)
-    carries = [correction.begin(context) for correction in corrections]
+    clip_loss, clip_total = (rule.clip if rule.clip_stage == stage else None for stage in ("loss", "total"))
+    pipeline = _Pipeline(corrections, context, clip_total is not None)
     moved, drift = context.moved, []
     start, shift = context.origin, gradient_rule.constant_shift(context)
     if shift is not None:
         # Where gradients are taken moves as the local model does, so that only one of them has to.
         point.add_(shift)
         start = start + shift
-    decay_first, decay_last = rule.decays(context.origin, corrections)
-    stepwise = _stepwise(corrections, rule)
-    folded = Affine()
-    for correction, remembered in zip(corrections[stepwise:], carries[stepwise:], strict=True):
-        folded = folded.then(correction.affine(context, remembered))
-    step = _Step(folded.then(decay_last), start)
+    folded, decay = pipeline.folded, rule.weight_decay
+    decay_first = decay and any(correction.decays_gradient for correction in corrections)
+    if decay and not decay_first:
+        folded = folded.then(Affine(spring=decay, pull=-decay * context.origin))
+    step = _Step(folded, start)
 
     for rate, oracle in zip(context.rates, oracles, strict=True):
         direction, carry = gradient_rule.gradient(point, oracle, context, carry)
-        if rule.clip is not None and rule.clip_stage == "loss":
-            direction = clipped(direction, rule.clip)
-        direction = decay_first(direction, moved)
-        for index, correction in enumerate(corrections[:stepwise]):
-            direction, carries[index] = correction.direction(direction, context, carries[index])
-        if rule.clip is not None and rule.clip_stage == "total":
-            direction = clipped(direction, rule.clip)
+        if clip_loss is not None:
+            direction = clipped(direction, clip_loss)
+        if decay_first:
+            direction = direction.add(point if shift is None else context.origin + moved, alpha=decay)
+        direction = pipeline.direction(direction)
+        if clip_total is not None:
+            direction = clipped(direction, clip_total)
         step(point, direction, rate)
         torch.sub(point, start, out=moved)
         drift.append(torch.linalg.vector_norm(moved, dim=-1).square())
 
     client: dict[str, Tensor] = {}
     upload = {"displacement": moved}
-    for part, remembered in zip(algorithm.client_parts, (carry, *carries), strict=True):
+    for part, remembered in zip(algorithm.client_parts, (carry, *pipeline.carries), strict=True):
         finish = part.finish(context, remembered, moved)
         client |= finish.client
         upload |= finish.upload

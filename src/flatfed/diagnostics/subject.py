@@ -168,7 +168,7 @@ class Subject:
             step += 1
 
         plan = self.engine.plan
-        watched = replace(self.algorithm, correct=(*self.algorithm.corrections, _Watched(see)))
+        watched = replace(self.algorithm, correct=(_Watched(see), *self.algorithm.corrections))
         settings = plan.settings.model_copy(update={"path": plan.path})
         engine = LocalEngine(self.engine.model, self.federation, watched, plan.loss, settings, {})
         received = self.received

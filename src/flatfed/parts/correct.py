@@ -75,7 +75,7 @@ class _Controlled(Correction):
         if self.option == "I":
             return context.full_gradient()
         # The mean direction −Δ/Σ η_k was the mean gradient less the surplus.
-        return carry["surplus"].sub(moved, alpha=1 / context.total_rate)
+        return carry["surplus"] - moved / context.total_rate
 
 
 @dataclass(frozen=True)
