@@ -5,11 +5,13 @@
 MEASURE is a field of the runs' history, for instance test_accuracy, or flatness_distance (a running mean over
 ten rounds, with the single rounds behind it), or global_stability, what `flatfed diagnose RUN
 global_stability` wrote (the largest of the replacements, with all of them behind it). RUN@FIELD=LABEL draws
-another field of a run than MEASURE, which then only says the scale.
+another field of a run than MEASURE, which then only says the scale. MEASURE:megabytes draws it against what
+the clients have sent instead of rounds.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import sys
@@ -44,7 +46,7 @@ def decades(low: float, high: float) -> list[float]:
     return [value for value in values if low <= value <= high]
 
 
-def curves(run: Path, measure: str) -> tuple[Points, list[Points]]:
+def curves(run: Path, measure: str, megabytes: bool) -> tuple[Points, list[Points]]:
     """A run's main curve and the thin ones behind it."""
     if measure == "global_stability":
         found = json.loads((run / "diagnostics" / f"{measure}.json").read_text())["result"]
@@ -52,15 +54,17 @@ def curves(run: Path, measure: str) -> tuple[Points, list[Points]]:
         each = [list(zip(rounds, values, strict=True)) for values in found["replacements"]]
         return list(zip(rounds, found["discrepancy"], strict=True)), each
     lines = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
-    points = [(line["round"], line[measure]) for line in lines if measure in line]
+    sent = itertools.accumulate(line["bytes_up"] / 1e6 for line in lines)
+    across = list(sent) if megabytes else [line["round"] for line in lines]
+    points = [(x, line[measure]) for x, line in zip(across, lines, strict=True) if measure in line]
     if is_linear(measure):
         return [(x, 100 * y if is_accuracy(measure) else y) for x, y in points], []
     recent = [points[max(0, end - WINDOW) : end] for end in range(1, len(points) + 1)]
     return [(some[-1][0], sum(y for _, y in some) / len(some)) for some in recent], [points]
 
 
-def picture(title: str, measure: str, runs: list[tuple[str, Path, str]]) -> str:
-    drawn = [(label, *curves(run, field or measure)) for label, run, field in runs]
+def picture(title: str, measure: str, runs: list[tuple[str, Path, str]], megabytes: bool = False) -> str:
+    drawn = [(label, *curves(run, field or measure, megabytes)) for label, run, field in runs]
     linear = is_linear(measure)
     values = [y for _, main, thin in drawn for line in [main, *thin] for _, y in line if linear or y > 0]
     scale = float if linear else math.log10
@@ -84,16 +88,17 @@ def picture(title: str, measure: str, runs: list[tuple[str, Path, str]]) -> str:
     ]
     bottom = HEIGHT - BOTTOM
     for value in (ticks if linear else decades)(min(values), max(values)):
-        _, y = place((0, value)).split(",")
-        parts.append(f"<path d='M{LEFT} {y}H{WIDTH - RIGHT}' stroke='#e4e4e4'/>")
-        parts.append(f"<text x='{LEFT - 8}' y='{float(y) + 4}' text-anchor='end'>{value:g}</text>")
+        height = float(place((0, value)).split(",")[1])
+        parts.append(f"<path d='M{LEFT} {height}H{WIDTH - RIGHT}' stroke='#e4e4e4'/>")
+        parts.append(f"<text x='{LEFT - 8}' y='{height + 4}' text-anchor='end'>{value:g}</text>")
     for share in range(5):
         at = LEFT + (WIDTH - LEFT - RIGHT) * share / 4
         parts.append(f"<path d='M{at} {bottom}v5' stroke='#666'/>")
-        parts.append(f"<text x='{at}' y='{bottom + 20}' text-anchor='middle'>{last * share / 4:g}</text>")
+        parts.append(f"<text x='{at}' y='{bottom + 20}' text-anchor='middle'>{last * share / 4:.3g}</text>")
     parts.append(f"<path d='M{LEFT} {TOP}V{bottom}H{WIDTH - RIGHT}' fill='none' stroke='#666'/>")
     parts.append(
-        f"<text x='{(LEFT + WIDTH - RIGHT) / 2}' y='{HEIGHT - 12}' text-anchor='middle'>round</text>"
+        f"<text x='{(LEFT + WIDTH - RIGHT) / 2}' y='{HEIGHT - 12}' text-anchor='middle'>"
+        f"{'megabytes sent by clients' if megabytes else 'round'}</text>"
     )
     # The legend in the order of the curves' ends, top to bottom.
     numbered = sorted(enumerate(drawn), key=lambda each: -each[1][1][-1][1])
@@ -116,4 +121,5 @@ if __name__ == "__main__":
         place, _, name = text.partition("=")
         folder, _, field = place.partition("@")
         asked.append((name, Path(folder), field))
-    Path(output).write_text(picture(heading, what, asked))
+    what, _, against = what.partition(":")
+    Path(output).write_text(picture(heading, what, asked, megabytes=against == "megabytes"))
