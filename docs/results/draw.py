@@ -122,4 +122,6 @@ if __name__ == "__main__":
         folder, _, field = place.partition("@")
         asked.append((name, Path(folder), field))
     what, _, against = what.partition(":")
+    if against not in ("", "megabytes") or (against and what == "global_stability"):
+        sys.exit(f"MEASURE = {what}:{against}: only a field of the history can be drawn, against megabytes")
     Path(output).write_text(picture(heading, what, asked, megabytes=against == "megabytes"))

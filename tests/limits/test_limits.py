@@ -859,6 +859,42 @@ def test_a_spring_too_weak_to_divide_by_changes_nothing() -> None:
     assert torch.equal(ours.moved, plain.moved)
 
 
+def test_decay_before_the_corrections_is_at_the_unperturbed_model() -> None:
+    """A buffer that remembers nothing changes nothing, also about where weights are decayed."""
+    perturbed, rule = parts.LastModel(0.3), StepRule(weight_decay=0.2)
+    first, _, _ = one_round(
+        ff.Algorithm(gradient=perturbed, correct=parts.LocalNesterov(0.0)), [0.3, 0.1], rule=rule
+    )
+    last, _, _ = one_round(ff.Algorithm(gradient=perturbed), [0.3, 0.1], rule=rule)
+    torch.testing.assert_close(first.moved, last.moved, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("shift", ["channel", "diagonal", "full"])
+def test_fedrobust_shifts_inputs_by_what_is_stored(shift: Any) -> None:
+    """Λ is stored as Λ − I; with the opposite sign training would be the same and the state wrong."""
+    channels, side = 2, 3
+    size = {"channel": channels, "diagonal": channels * side, "full": channels * side}[shift]
+    inputs, offset = _vector(1, 4, channels, side), _vector(2, size)
+    scale = _vector(3, size * size if shift == "full" else size)
+    seen: list[Tensor] = []
+
+    class Shows:
+        def shifted(self, point: Tensor, shift: Callable[..., Tensor], parameters: tuple[Tensor, ...]) -> Any:
+            seen.append(shift(inputs, *parameters))
+            return point, parameters
+
+    part = parts.ShiftedInputs(0.1, 0.1, 1.0, 1.0, shift=shift)
+    part.gradient(_vector(4, 5), Shows(), None, {"scale": scale, "offset": offset})  # type: ignore[arg-type]
+    if shift == "channel":
+        expected = inputs * (1 + scale[:, None]) + offset[:, None]
+    elif shift == "diagonal":
+        expected = inputs * (1 + scale.view(channels, side)) + offset.view(channels, side)
+    else:
+        matrix = torch.eye(size, dtype=torch.float64) + scale.view(size, size)
+        expected = (inputs.flatten(1) @ matrix.T + offset).view(inputs.shape)
+    torch.testing.assert_close(seen[0], expected, rtol=1e-12, atol=1e-14)
+
+
 def test_a_correction_that_overrides_direction_is_asked_for_it() -> None:
     class Twice(parts.Proximal):
         def direction(self, direction: Tensor, context: ClientContext, carry: Carry) -> tuple[Tensor, Carry]:
