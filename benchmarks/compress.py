@@ -20,7 +20,7 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
-from flatfed.core.algorithm import Compressor
+from flatfed.core.part import Compressor
 from flatfed.core.random import torch_generator
 from flatfed.parts import Quantize, Sign, TopK
 

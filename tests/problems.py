@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import flatfed as ff
-from flatfed.core.algorithm import Carry, ClientContext, Finish, Oracle
+from flatfed.core.part import Carry, ClientContext, Finish, Oracle
 
 # At this size the threads inside an operation only wait for each other.
 torch.set_num_threads(1)

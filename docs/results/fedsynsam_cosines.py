@@ -21,8 +21,7 @@ from torch import Tensor
 from torch.func import functional_call, grad
 
 import flatfed as ff
-from flatfed.core.algorithm import unit
-from flatfed.core.flat import Layout
+from flatfed.core.flat import Layout, unit
 from flatfed.core.sampling import batches
 from flatfed.experiments.config import Config
 from flatfed.parts.synthetic import samples_of

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from flatfed import diagnostics, parts
 from flatfed.algorithms import ALGORITHMS, build
 from flatfed.core.algorithm import Algorithm
-from flatfed.core.errors import DivergedError, FlatfedError
+from flatfed.core.errors import DivergedError, FlatfedError, FlatfedWarning
 from flatfed.core.settings import Settings
 from flatfed.data.federation import Federation
 from flatfed.experiments.run import Progress, Run, accuracy, train
@@ -25,6 +25,7 @@ __all__ = [
     "DivergedError",
     "Federation",
     "FlatfedError",
+    "FlatfedWarning",
     "Progress",
     "Run",
     "Settings",

@@ -88,6 +88,14 @@ def test_compare_refuses_what_it_would_ignore(tmp_path, arguments):
     assert "--seeds" in error
 
 
+def test_a_run_too_short_for_its_algorithm_is_noted_in_one_line(tmp_path):
+    finished = flatfed("compare", "fedsynsam", *SHORT, "--seeds", "1", "--runs", tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    notes = [line for line in finished.stderr.splitlines() if line.startswith("note:")]
+    assert len(notes) == 1 and "fedsynsam makes its synthetic samples before round 32" in notes[0]
+    assert "Warning" not in finished.stderr
+
+
 def test_resume_goes_on_to_more_rounds(tmp_path):
     folder, straight = tmp_path / "mine", tmp_path / "straight"
     assert flatfed("run", EXAMPLE, *SHORT, "--folder", folder).returncode == 0

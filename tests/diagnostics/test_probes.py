@@ -12,7 +12,7 @@ from problems import Quadratics, Recorder, federation, generic, gradient_of, net
 from torch import Tensor
 
 import flatfed as ff
-from flatfed.core.algorithm import unit
+from flatfed.core.flat import unit
 from flatfed.core.sampling import cohort
 from flatfed.diagnostics import clients as per_client
 from flatfed.diagnostics import (

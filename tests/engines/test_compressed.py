@@ -30,7 +30,7 @@ from problems import (
 from torch import Tensor, nn
 
 import flatfed as ff
-from flatfed.core.algorithm import Compressor
+from flatfed.core.part import Compressor
 from flatfed.engines import local, worker
 from flatfed.experiments import record
 from flatfed.parts import ErrorFeedback, ErrorFeedback21, Quantize, Sign, TopK

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import flatfed as ff
-from flatfed.core.algorithm import unit
+from flatfed.core.flat import unit
 from flatfed.core.sampling import cohort
 
 WORK = {"rounds": 2, "local_steps": 2, "batch_size": 4, "workers": 1}

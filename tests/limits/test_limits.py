@@ -38,8 +38,9 @@ from torch import Tensor, nn
 
 import flatfed as ff
 from flatfed import parts
-from flatfed.core.algorithm import Carry, ClientContext, Correction, Gradient, ImpossibleComposition
+from flatfed.core.algorithm import ImpossibleComposition
 from flatfed.core.flat import Layout
+from flatfed.core.part import Carry, ClientContext, Correction, Gradient
 from flatfed.core.rounds import ClientResult, StepRule, client_round
 from flatfed.engines import local
 

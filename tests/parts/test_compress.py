@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import flatfed as ff
-from flatfed.core.algorithm import Cohort, Compressor, memory_of
+from flatfed.core.algorithm import memory_of
 from flatfed.core.errors import DivergedError, FlatfedError
+from flatfed.core.part import Cohort, Compressor
 from flatfed.core.random import torch_generator
 from flatfed.core.rounds import send, server_round
 from flatfed.parts import ErrorFeedback, ErrorFeedback21, Quantize, Sign, TopK

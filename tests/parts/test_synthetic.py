@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,8 +33,8 @@ from torch import Tensor, nn
 import flatfed as ff
 from flatfed import parts
 from flatfed.core import random
-from flatfed.core.algorithm import ClientContext, ServerContext, Work
 from flatfed.core.flat import Layout
+from flatfed.core.part import ClientContext, ServerContext, Work
 from flatfed.core.state import Dimensions, State, initial_state
 from flatfed.engines import local
 from flatfed.experiments import record, run
@@ -525,6 +526,20 @@ def test_workers_do_not_change_a_bit() -> None:
     for name in WITH_SAMPLES:
         one, three = (train(name, model=Busy(), participants=5, workers=count) for count in (1, 3))
         assert_same(one, three)
+
+
+@pytest.mark.parametrize("name", WITH_SAMPLES)
+def test_a_run_that_ends_before_its_samples_are_made_says_so(name: str) -> None:
+    needed = generic(name).synthetic.models
+    with pytest.warns(ff.FlatfedWarning) as warned:
+        train(name, rounds=needed - 1)
+    assert f"rounds = {needed - 1}: {name} makes its synthetic samples before round {needed}" in str(
+        warned[0].message
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        finished = train(name, rounds=needed)
+    assert bool(finished.server["synthetic_ready"])
 
 
 def test_samples_travel_once_to_all_clients() -> None:

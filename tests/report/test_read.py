@@ -16,7 +16,8 @@ from flatfed.report.content import axes, log_axis
 from flatfed.report.diagnosed import sections
 from flatfed.report.group import comparisons
 from flatfed.report.read import find_runs, read_run
-from flatfed.report.training import ACCURACY, clients, summary, to_targets, toml, usual_targets
+from flatfed.report.toml import toml
+from flatfed.report.training import ACCURACY, clients, summary, to_targets, usual_targets
 from report.example import config, write_diagnostics, write_run
 
 

@@ -16,8 +16,9 @@ from typing import Any, ParamSpec
 from pydantic import ValidationError, validate_call
 
 from flatfed import parts
-from flatfed.core.algorithm import NEUTRAL, SLOTS, Algorithm, ImpossibleComposition, Part, part_name
+from flatfed.core.algorithm import Algorithm, ImpossibleComposition
 from flatfed.core.errors import FlatfedError, did_you_mean, one_line
+from flatfed.core.part import NEUTRAL, SLOTS, Part, part_name
 
 Options = ParamSpec("Options")
 

@@ -13,7 +13,8 @@ from rich.table import Table
 
 from flatfed.algorithms import ALGORITHMS, build, equations
 from flatfed.cli.terminal import app, command_of, console
-from flatfed.core.algorithm import SLOTS, Algorithm, describe_part
+from flatfed.core.algorithm import Algorithm
+from flatfed.core.part import SLOTS, describe_part
 from flatfed.data.partition import PARTITIONS, class_counts, summary
 from flatfed.data.split import check_output, describe, terminal_picture, write_picture
 from flatfed.experiments.config import Config, with_assignments

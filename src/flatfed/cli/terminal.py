@@ -5,18 +5,19 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec
+from typing import Annotated, Any, ParamSpec, TextIO
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from flatfed.core.algorithm import Work
-from flatfed.core.errors import DivergedError, FlatfedError
+from flatfed.core.errors import DivergedError, FlatfedError, FlatfedWarning
+from flatfed.core.part import Work
 from flatfed.experiments.run import Callback
 from flatfed.experiments.run import Progress as RoundProgress
 
@@ -55,7 +56,8 @@ def command_of(group: typer.Typer, kept: str) -> Callable[[Command[Arguments]], 
         @functools.wraps(function)
         def guarded(*positional: Arguments.args, **named: Arguments.kwargs) -> None:
             try:
-                function(*positional, **named)
+                with _notes():
+                    function(*positional, **named)
             except DivergedError as error:
                 _stop(1, str(error))
             except FlatfedError as error:
@@ -74,6 +76,29 @@ def command_of(group: typer.Typer, kept: str) -> Callable[[Command[Arguments]], 
         return guarded
 
     return register
+
+
+@contextmanager
+def _notes() -> Iterator[None]:
+    """Our own warnings without the line of code that gave them."""
+    usual = warnings.showwarning
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if issubclass(category, FlatfedWarning):
+            complain.print(f"[yellow]note:[/] {escape(str(message))}")
+        else:
+            usual(message, category, filename, lineno, file, line)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
 
 
 def _stop(code: int, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Errors that name the field, the bad value and the fix, in one line."""
+"""Errors and warnings that name the field, the bad value and the fix, in one line."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ class FlatfedError(ValueError):
 
 class DivergedError(FlatfedError):
     """Training left the finite numbers."""
+
+
+class FlatfedWarning(UserWarning):
+    """Something that works but is hardly meant."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -172,3 +172,14 @@ class BoundModel:
         for parameter, view in zip(self.parameters, self.layout.views(vector).values(), strict=True):
             parameter.data = view
         self._address = vector.data_ptr()
+
+
+def unit(vector: Tensor) -> Tensor:
+    """v / ‖v‖ over the last axis, and 0 where v = 0."""
+    return vector / divisor(vector)
+
+
+def divisor(vector: Tensor) -> Tensor:
+    """What to divide vectors by to give them length 1: ‖v‖ over the last axis, kept, and 1 where v = 0."""
+    norm = torch.linalg.vector_norm(vector, dim=-1, keepdim=True)
+    return torch.where(norm > 0, norm, 1)

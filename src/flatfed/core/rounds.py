@@ -14,17 +14,8 @@ import torch
 from torch import Tensor
 
 from flatfed.core import random
-from flatfed.core.algorithm import (
-    Affine,
-    Algorithm,
-    ClientContext,
-    Cohort,
-    Compressor,
-    Correction,
-    Oracle,
-    estimate_of,
-    memory_of,
-)
+from flatfed.core.algorithm import Algorithm, estimate_of, memory_of
+from flatfed.core.part import Affine, ClientContext, Cohort, Compressor, Correction, Oracle
 from flatfed.core.state import State
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatfed.core.algorithm import unit
+from flatfed.core.flat import unit
 from flatfed.core.sampling import batches
 from flatfed.core.types import Count, Positive
 from flatfed.data.federation import Samples

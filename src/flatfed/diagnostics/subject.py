@@ -18,18 +18,20 @@ from torch import Tensor, nn
 
 from flatfed.algorithms import ALGORITHMS
 from flatfed.core import random
-from flatfed.core.algorithm import Algorithm, Carry, ClientContext, Correction, Finish
+from flatfed.core.algorithm import Algorithm
 from flatfed.core.errors import FlatfedError
 from flatfed.core.flat import Loss
+from flatfed.core.part import Carry, ClientContext, Correction, Finish
 from flatfed.core.rounds import broadcast
 from flatfed.core.settings import Settings, SettingsOptions
 from flatfed.core.state import ClientStore, State, initial_state
 from flatfed.data.federation import Federation, Samples
 from flatfed.engines.local import LocalEngine
 from flatfed.engines.worker import Metric
+from flatfed.experiments.checks import fingerprint
 from flatfed.experiments.config import Config
 from flatfed.experiments.record import RunFolder, read_json
-from flatfed.experiments.run import Run, default_metrics, fingerprint
+from flatfed.experiments.run import Run, default_metrics
 
 GRADIENT_SLICE = 512
 

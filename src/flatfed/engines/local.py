@@ -33,7 +33,8 @@ from flatfed.data.federation import ClientData, Federation, Samples
 from flatfed.engines.oracles import MatrixGradients
 from flatfed.engines.planning import make_plan
 from flatfed.engines.processes import Crew, can_fork
-from flatfed.engines.worker import Metric, OrderedSum, Piece, Totals, Worker, no_unexpected_draws
+from flatfed.engines.totals import OrderedSum, Piece, Totals
+from flatfed.engines.worker import Metric, Worker, no_unexpected_draws
 
 MATRIX_CLIENTS = 64
 """At most so many clients in one chunk of the matrix path,"""

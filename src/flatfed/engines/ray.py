@@ -31,7 +31,8 @@ from flatfed.core.settings import Settings
 from flatfed.core.state import ClientStore, State
 from flatfed.data.federation import ClientData, Federation, PooledFederation
 from flatfed.engines.local import LocalEngine
-from flatfed.engines.worker import Metric, OrderedSum, Piece, Worker, no_unexpected_draws
+from flatfed.engines.totals import OrderedSum, Piece
+from flatfed.engines.worker import Metric, Worker, no_unexpected_draws
 
 # No reports to its makers, and no advice about accelerators on every start.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

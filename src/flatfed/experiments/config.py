@@ -37,8 +37,9 @@ from torch import nn
 
 from flatfed.algorithms import build
 from flatfed.core import random
-from flatfed.core.algorithm import SLOTS, Algorithm
+from flatfed.core.algorithm import Algorithm
 from flatfed.core.errors import FlatfedError, did_you_mean, one_line
+from flatfed.core.part import SLOTS
 from flatfed.core.settings import Settings
 from flatfed.core.types import Count
 from flatfed.data.client_tests import matching_rows, own_rows

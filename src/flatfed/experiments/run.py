@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
 import math
-import re
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flatfed.core.algorithm import Algorithm, Cohort, Part, ServerContext, Work, estimate_of
-from flatfed.core.errors import DivergedError, FlatfedError, shown
+from flatfed.core.algorithm import Algorithm, estimate_of
+from flatfed.core.errors import DivergedError, FlatfedError, FlatfedWarning
 from flatfed.core.flat import (
     Loss,
     all_finite,
@@ -27,17 +25,19 @@ from flatfed.core.flat import (
     load_vector,
     no_longer_finite,
 )
+from flatfed.core.part import Cohort, Part, ServerContext, Work
 from flatfed.core.rounds import broadcast, server_round
 from flatfed.core.sampling import cohort, local_steps
 from flatfed.core.settings import Settings, SettingsOptions
 from flatfed.core.state import ClientStore, State, initial_state
-from flatfed.data.federation import Federation, PooledFederation
+from flatfed.data.federation import Federation
 from flatfed.engines.local import LocalEngine
-from flatfed.engines.worker import Metric, Totals
+from flatfed.engines.totals import Totals
+from flatfed.engines.worker import Metric
+from flatfed.experiments.checks import check_arguments, check_labels, fingerprint
 from flatfed.experiments.clients import ClientSpread, client_spreads
 from flatfed.experiments.pictures import synthetic_picture
 from flatfed.experiments.record import (
-    FREE_SETTINGS,
     Checkpoint,
     History,
     RunFolder,
@@ -135,7 +135,7 @@ def train(
     and the algorithm. `evaluate_clients` also evaluates the final model on every client's data, and on its
     own test data if the federation has some. All other keyword arguments are fields of `Settings`.
     """
-    _check_arguments(model, federation, algorithm, callbacks)
+    check_arguments(model, federation, algorithm, callbacks)
     settings = Settings.checked(**options)
     settings.cohort_size(len(federation))
     if settings.weighting == "samples" and federation.total_samples is None:
@@ -145,7 +145,7 @@ def train(
     if metrics is None:
         metrics = default_metrics(loss)
     if _is_cross_entropy(loss):
-        _check_labels(model, federation)
+        check_labels(model, federation)
     engine = _engine(settings)(model, federation, algorithm, loss, settings, metrics)
     return run_engine(
         engine, Path(folder) if folder is not None else None, config, callbacks, evaluate_clients
@@ -160,6 +160,15 @@ def run_engine(
     evaluate_clients: bool,
 ) -> Run:
     """All rounds of a training with an engine that is ready, which is closed afterwards."""
+    settings, algorithm = engine.plan.settings, engine.plan.algorithm
+    if settings.rounds < algorithm.first_complete:
+        warnings.warn(
+            f"rounds = {settings.rounds}: {algorithm.name} makes its synthetic samples before round "
+            f"{algorithm.first_complete}, so this run does without them; ask for more rounds or for fewer "
+            "models (FedSynSAM: warm_rounds)",
+            FlatfedWarning,
+            stacklevel=3,
+        )
     try:
         training = _Training(engine, folder, config)
         try:
@@ -451,71 +460,3 @@ def default_metrics(loss: Loss) -> dict[str, Metric]:
 
 def _is_cross_entropy(loss: Loss) -> bool:
     return loss is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
-
-
-def _check_labels(model: nn.Module, federation: Federation) -> None:
-    """Cross-entropy needs whole labels below the number of outputs; torch would stop in mid-training."""
-    if not isinstance(federation, PooledFederation):
-        return
-    clone = copy.deepcopy(model).eval()
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            outputs = clone(federation.transform.evaluate(federation.inputs[:1]))
-    except (RuntimeError, ValueError, TypeError, IndexError):
-        return  # The engine's own first try says what is wrong with more to go by.
-    if not isinstance(outputs, Tensor) or outputs.dim() < 2:
-        return
-    classes = outputs.shape[1]
-    if classes == 1:
-        raise FlatfedError(
-            "loss: cross-entropy over a single output is always 0; for regression give "
-            "loss=torch.nn.functional.mse_loss"
-        )
-    if federation.targets.is_floating_point():
-        return
-    everything = {
-        "client": federation.targets,
-        "test": federation.test and federation.test[1],
-        "client test": federation.client_test_targets,
-    }
-    for name, targets in everything.items():
-        if targets is None:
-            continue
-        # −100 marks targets that cross-entropy leaves out.
-        bad = targets[((targets < 0) & (targets != -100)) | (targets >= classes)]
-        if len(bad):
-            raise FlatfedError(
-                f"targets: the {name} data have the label {int(bad[0])}, but the model has {classes} outputs "
-                f"(labels 0 … {classes - 1}); mend the labels or the model"
-            )
-
-
-def _check_arguments(model: object, federation: object, algorithm: object, callbacks: object) -> None:
-    for name, value, kind, fix in (
-        ("model", model, nn.Module, "give a torch.nn.Module"),
-        ("federation", federation, Federation, "make one with Federation.from_tensors"),
-        ("algorithm", algorithm, Algorithm, "call its constructor, for instance flatfed.fedavg()"),
-        ("callbacks", callbacks, Sequence, "give a list of functions"),
-    ):
-        if not isinstance(value, kind):
-            raise FlatfedError(f"{name} = {shown(value)}: {fix}")
-
-
-def fingerprint(engine: LocalEngine) -> str:
-    """A digest of all that decides a run's numbers: a folder is never continued with something else."""
-    plan, federation = engine.plan, engine.federation
-    digest = hashlib.sha256()
-    settings = plan.settings.model_dump(exclude=FREE_SETTINGS)
-    loss = getattr(plan.loss, "__qualname__", repr(plan.loss))
-    for text in (plan.algorithm.describe(), settings, plan.path, loss, str(engine.model), len(federation)):
-        # Addresses in representations change from process to process.
-        digest.update(re.sub(r"0x[0-9a-fA-F]+", "", json.dumps(text)).encode())
-    tensors = [engine.initial_vector, *engine.initial_buffers.values()]
-    if isinstance(federation, PooledFederation):
-        tensors += [federation.inputs, federation.targets, federation.sizes, federation.all_rows]
-    else:
-        first = federation.client(0)
-        tensors += [first.inputs, first.targets]
-    for tensor in tensors:
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()

@@ -20,8 +20,8 @@ from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from flatfed.core.algorithm import Cohort, Compressor
 from flatfed.core.errors import DivergedError, FlatfedError
+from flatfed.core.part import Cohort, Compressor
 from flatfed.core.types import Count, PositiveShare
 
 CHECKSUM = 4

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from flatfed.core.algorithm import Affine, Carry, ClientContext, Cohort, Correction, Finish
+from flatfed.core.part import Affine, Carry, ClientContext, Cohort, Correction, Finish
 from flatfed.core.state import State, Vector
 from flatfed.core.types import Decay, NonNegative, Real, Share
 

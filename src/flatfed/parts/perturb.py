@@ -8,7 +8,8 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from flatfed.core.algorithm import Carry, ClientContext, Cohort, Finish, Gradient, Oracle, divisor, unit
+from flatfed.core.flat import divisor, unit
+from flatfed.core.part import Carry, ClientContext, Cohort, Finish, Gradient, Oracle
 from flatfed.core.state import State, Vector
 from flatfed.core.types import NonNegative, Share
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic.dataclasses import dataclass
 
-from flatfed.core.algorithm import Schedule
+from flatfed.core.part import Schedule
 from flatfed.core.types import NonNegative
 
 

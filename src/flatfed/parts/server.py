@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from flatfed.core.algorithm import Cohort, Server, plus_shift
+from flatfed.core.part import Cohort, Server, plus_shift
 from flatfed.core.state import State, Vector
 from flatfed.core.types import Decay, Positive, Share
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from flatfed.core.algorithm import Start
+from flatfed.core.part import Start
 from flatfed.core.state import State
 from flatfed.core.types import Share
 

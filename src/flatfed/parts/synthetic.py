@@ -18,7 +18,9 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from flatfed.core import random
-from flatfed.core.algorithm import (
+from flatfed.core.errors import DivergedError, FlatfedError
+from flatfed.core.flat import divisor
+from flatfed.core.part import (
     Carry,
     ClientContext,
     Cohort,
@@ -28,10 +30,8 @@ from flatfed.core.algorithm import (
     ServerContext,
     Synthetic,
     Work,
-    divisor,
     plus_shift,
 )
-from flatfed.core.errors import DivergedError, FlatfedError
 from flatfed.core.state import Dimensions, Size, State, Vector
 from flatfed.core.types import Count, Decay, NonNegative, Positive, Share
 from flatfed.parts.augment import augmented
@@ -118,6 +118,10 @@ class TrajectoryMatching(Synthetic):
 
     def _per_sample(self, name: str, size: Size) -> Vector:
         return Vector(name, size, count=self.samples_per_class, per_class=True, sent_once=True)
+
+    @property
+    def first_used(self) -> int:
+        return self.models
 
     def before_round(self, server: State, context: ServerContext) -> Iterator[Work]:
         if context.round >= self.models:

@@ -25,6 +25,7 @@ from flatfed.report import diagnosed, training
 from flatfed.report.content import Figure, Section, Table
 from flatfed.report.group import Comparison, Method, comparisons, last_value
 from flatfed.report.read import Record, find_runs, read_run
+from flatfed.report.toml import toml
 
 HERE = Path(__file__).parent
 
@@ -181,7 +182,7 @@ def _environment() -> jinja2.Environment:
     )
     environment.tests["figure"] = lambda content: isinstance(content, Figure)
     environment.filters["command"] = command
-    environment.filters["toml"] = training.toml
+    environment.filters["toml"] = toml
     environment.filters["details"] = _details
     return environment
 

@@ -43,7 +43,7 @@ from flatfed.engines.flower.wire import (
     unpack,
 )
 from flatfed.engines.local import LocalEngine
-from flatfed.engines.worker import Piece, Totals
+from flatfed.engines.totals import Piece, Totals
 from flatfed.experiments.record import read_json
 from flatfed.experiments.run import Callback, Progress, Run, run_engine
 

@@ -16,9 +16,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from flatfed.core.algorithm import Algorithm, Compressor
+from flatfed.core.algorithm import Algorithm
 from flatfed.core.errors import FlatfedError, one_line, shown
 from flatfed.core.flat import all_finite
+from flatfed.core.part import Compressor
 from flatfed.core.state import Dimensions, State
 
 RAW, PAYLOAD = "flatfed.raw", "flatfed.payload"

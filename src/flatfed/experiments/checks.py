@@ -1,0 +1,86 @@
+"""What is checked before a training begins, and by what a folder knows its own run again."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from flatfed.core.algorithm import Algorithm
+from flatfed.core.errors import FlatfedError, shown
+from flatfed.data.federation import Federation, PooledFederation
+from flatfed.engines.local import LocalEngine
+from flatfed.experiments.record import FREE_SETTINGS
+
+
+def check_arguments(model: object, federation: object, algorithm: object, callbacks: object) -> None:
+    for name, value, kind, fix in (
+        ("model", model, nn.Module, "give a torch.nn.Module"),
+        ("federation", federation, Federation, "make one with Federation.from_tensors"),
+        ("algorithm", algorithm, Algorithm, "call its constructor, for instance flatfed.fedavg()"),
+        ("callbacks", callbacks, Sequence, "give a list of functions"),
+    ):
+        if not isinstance(value, kind):
+            raise FlatfedError(f"{name} = {shown(value)}: {fix}")
+
+
+def check_labels(model: nn.Module, federation: Federation) -> None:
+    """Cross-entropy needs whole labels below the number of outputs; torch would stop in mid-training."""
+    if not isinstance(federation, PooledFederation):
+        return
+    clone = copy.deepcopy(model).eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            outputs = clone(federation.transform.evaluate(federation.inputs[:1]))
+    except (RuntimeError, ValueError, TypeError, IndexError):
+        return  # The engine's own first try says what is wrong with more to go by.
+    if not isinstance(outputs, Tensor) or outputs.dim() < 2:
+        return
+    classes = outputs.shape[1]
+    if classes == 1:
+        raise FlatfedError(
+            "loss: cross-entropy over a single output is always 0; for regression give "
+            "loss=torch.nn.functional.mse_loss"
+        )
+    if federation.targets.is_floating_point():
+        return
+    everything = {
+        "client": federation.targets,
+        "test": federation.test and federation.test[1],
+        "client test": federation.client_test_targets,
+    }
+    for name, targets in everything.items():
+        if targets is None:
+            continue
+        # −100 marks targets that cross-entropy leaves out.
+        bad = targets[((targets < 0) & (targets != -100)) | (targets >= classes)]
+        if len(bad):
+            raise FlatfedError(
+                f"targets: the {name} data have the label {int(bad[0])}, but the model has {classes} outputs "
+                f"(labels 0 … {classes - 1}); mend the labels or the model"
+            )
+
+
+def fingerprint(engine: LocalEngine) -> str:
+    """A digest of all that decides a run's numbers: a folder is never continued with something else."""
+    plan, federation = engine.plan, engine.federation
+    digest = hashlib.sha256()
+    settings = plan.settings.model_dump(exclude=FREE_SETTINGS)
+    loss = getattr(plan.loss, "__qualname__", repr(plan.loss))
+    for text in (plan.algorithm.describe(), settings, plan.path, loss, str(engine.model), len(federation)):
+        # Addresses in representations change from process to process.
+        digest.update(re.sub(r"0x[0-9a-fA-F]+", "", json.dumps(text)).encode())
+    tensors = [engine.initial_vector, *engine.initial_buffers.values()]
+    if isinstance(federation, PooledFederation):
+        tensors += [federation.inputs, federation.targets, federation.sizes, federation.all_rows]
+    else:
+        first = federation.client(0)
+        tensors += [first.inputs, first.targets]
+    for tensor in tensors:
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
