@@ -973,6 +973,34 @@ def test_no_direction_means_no_perturbation() -> None:
     assert torch.equal(oracle.points[1], origin)
 
 
+@pytest.mark.parametrize("before", [False, True], ids=["kept before", "zero before"])
+def test_tiny_numbers_are_zero_during_a_round_and_then_as_before(before: bool) -> None:
+    class Tiny(Watched):
+        seen: list[float] = []
+
+        def __call__(self, point: Tensor) -> Tensor:
+            self.seen.append(sys.float_info.min / 2)
+            if len(self.seen) == 3:
+                raise KeyboardInterrupt
+            return torch.full_like(point, sys.float_info.min) / 2
+
+    layout = Layout(network())
+    origin = torch.zeros(layout.size, dtype=torch.float64)
+    context = ClientContext(0, {"model": origin}, {}, [1.0], layout, (FEATURES,), lambda: origin, origin + 0)
+    torch.set_flush_denormal(before)
+    try:
+        oracle = Tiny(1, layout.size)
+        result = client_round(ff.fedsam(0.0), context, [oracle], PLAIN, origin.clone())
+        between = sys.float_info.min / 2
+        with pytest.raises(KeyboardInterrupt):
+            client_round(ff.fedavg(), context, [oracle], PLAIN, origin.clone())
+        after = sys.float_info.min / 2
+    finally:
+        torch.set_flush_denormal(False)
+    assert set(oracle.seen) == {0.0} and torch.equal(result.moved, origin)
+    assert (between == 0) == (after == 0) == before
+
+
 def test_consensus_perturbation_keeps_its_length_on_the_server() -> None:
     for upload in ("residual", "dual"):
         server = run(generic("fedsmoo", upload=upload)).server
