@@ -92,7 +92,7 @@ def test_a_run_too_short_for_its_algorithm_is_noted_in_one_line(tmp_path):
     finished = flatfed("compare", "fedsynsam", *SHORT, "--seeds", "1", "--runs", tmp_path)
     assert finished.returncode == 0, finished.stderr
     notes = [line for line in finished.stderr.splitlines() if line.startswith("note:")]
-    assert len(notes) == 1 and "fedsynsam makes its synthetic samples before round 32" in notes[0]
+    assert len(notes) == 1 and "fedsynsam's trajectory_matching acts from round 32 on" in notes[0]
     assert "Warning" not in finished.stderr
 
 

@@ -109,11 +109,6 @@ class Algorithm:
         """Passes over all local data per round; parts that want the same gradient share one pass."""
         return max(part.full_gradients for part in self.parts)
 
-    @property
-    def first_complete(self) -> int:
-        """The first round, counted from 1, in which all of its parts make a difference."""
-        return max(part.first_used for part in self.parts)
-
     def describe(self) -> dict[str, Any]:
         """The algorithm as plain data, from which `flatfed.algorithms.build` makes it again."""
         described: dict[str, Any] = {}

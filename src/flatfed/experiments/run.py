@@ -25,7 +25,7 @@ from flatfed.core.flat import (
     load_vector,
     no_longer_finite,
 )
-from flatfed.core.part import Cohort, Part, ServerContext, Work
+from flatfed.core.part import Cohort, Part, ServerContext, Work, part_name
 from flatfed.core.rounds import broadcast, server_round
 from flatfed.core.sampling import cohort, local_steps
 from flatfed.core.settings import Settings, SettingsOptions
@@ -161,11 +161,12 @@ def run_engine(
 ) -> Run:
     """All rounds of a training with an engine that is ready, which is closed afterwards."""
     settings, algorithm = engine.plan.settings, engine.plan.algorithm
-    if settings.rounds < algorithm.first_complete:
+    last = max(algorithm.parts, key=lambda part: part.first_used)
+    if settings.rounds < last.first_used:
         warnings.warn(
-            f"rounds = {settings.rounds}: {algorithm.name} makes its synthetic samples before round "
-            f"{algorithm.first_complete}, so this run does without them; ask for more rounds or for fewer "
-            "models (FedSynSAM: warm_rounds)",
+            f"rounds = {settings.rounds}: {algorithm.name}'s {part_name(last)} acts from round "
+            f"{last.first_used} on, so not at all in this run; ask for at least {last.first_used} rounds, or "
+            "for an earlier start (fedsynsam: warm_rounds, dynafed: models)",
             FlatfedWarning,
             stacklevel=3,
         )
