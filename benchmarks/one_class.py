@@ -1,4 +1,4 @@
-"""What it costs that a client has a single class: numbers too small for full precision.
+"""What clients with a single class cost: numbers too small for full precision.
 
     python benchmarks/one_class.py [--rounds 40]
 

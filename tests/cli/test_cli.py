@@ -10,9 +10,14 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
+import typer
+
+from flatfed.cli.terminal import command_of
+from flatfed.core.errors import FlatfedWarning
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits.toml"
 SHORT = ["--set", "training.rounds=3", "--set", "training.workers=1"]
@@ -88,12 +93,25 @@ def test_compare_refuses_what_it_would_ignore(tmp_path, arguments):
     assert "--seeds" in error
 
 
-def test_a_run_too_short_for_its_algorithm_is_noted_in_one_line(tmp_path):
-    finished = flatfed("compare", "fedsynsam", *SHORT, "--seeds", "1", "--runs", tmp_path)
+def test_a_run_too_short_for_its_algorithm_is_noted_once_in_one_line(tmp_path):
+    finished = flatfed("compare", "fedsynsam", *SHORT, "--seeds", "2", "--runs", tmp_path)
     assert finished.returncode == 0, finished.stderr
     notes = [line for line in finished.stderr.splitlines() if line.startswith("note:")]
-    assert len(notes) == 1 and "fedsynsam's trajectory_matching acts from round 32 on" in notes[0]
+    assert len(notes) == 1 and "rounds = 3: trajectory_matching acts from round 32 on" in notes[0]
     assert "Warning" not in finished.stderr
+
+
+def test_only_our_own_warnings_become_notes(capsys):
+    @command_of(typer.Typer(), "nothing is lost")
+    def warn() -> None:
+        for _ in range(2):
+            warnings.warn("ours", FlatfedWarning, stacklevel=1)
+        warnings.warn("theirs", UserWarning, stacklevel=1)
+
+    with pytest.warns(UserWarning, match="theirs") as others:
+        warn()
+    assert len(others) == 1
+    assert capsys.readouterr().err == "note: ours\n"
 
 
 def test_resume_goes_on_to_more_rounds(tmp_path):

@@ -910,6 +910,11 @@ def test_the_apps_run_with_test_data_of_the_servers_own(tmp_path):
         app(deployment.grid, Context(1, 1, {}, RecordDict(), {}))
 
 
+def test_a_run_too_short_for_its_algorithm_is_noted(tmp_path, caplog):
+    Deployment(tmp_path, generic("fedsynsam"), rounds=2).serve()
+    assert "rounds = 2: trajectory_matching acts from round 3 on" in caplog.text
+
+
 def test_what_cannot_be_evaluated_is_refused(tmp_path):
     with pytest.raises(ff.FlatfedError, match="evaluate = 'active_mean'"):
         Deployment(tmp_path, generic("fedspeed"), evaluate="active_mean").serve()

@@ -987,7 +987,8 @@ def test_tiny_numbers_are_zero_during_a_round_and_then_as_before(before: bool) -
     layout = Layout(network())
     origin = torch.zeros(layout.size, dtype=torch.float64)
     context = ClientContext(0, {"model": origin}, {}, [1.0], layout, (FEATURES,), lambda: origin, origin + 0)
-    torch.set_flush_denormal(before)
+    if not torch.set_flush_denormal(before):
+        pytest.skip("this processor has no such switch")
     try:
         oracle = Tiny(1, layout.size)
         result = client_round(ff.fedsam(0.0), context, [oracle], PLAIN, origin.clone())

@@ -533,7 +533,7 @@ def test_a_run_that_ends_before_its_samples_are_made_says_so(name: str) -> None:
     needed = generic(name).synthetic.models
     with pytest.warns(ff.FlatfedWarning) as warned:
         train(name, rounds=needed - 1)
-    expected = f"rounds = {needed - 1}: {name}'s trajectory_matching acts from round {needed} on"
+    expected = f"rounds = {needed - 1}: trajectory_matching acts from round {needed} on"
     assert expected in str(warned[0].message)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

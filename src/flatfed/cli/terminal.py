@@ -80,8 +80,8 @@ def command_of(group: typer.Typer, kept: str) -> Callable[[Command[Arguments]], 
 
 @contextmanager
 def _notes() -> Iterator[None]:
-    """Our own warnings without the line of code that gave them."""
-    usual = warnings.showwarning
+    """Our own warnings once, without the line of code that gave them."""
+    usual, seen = warnings.showwarning, set[str]()
 
     def show(
         message: Warning | str,
@@ -91,10 +91,12 @@ def _notes() -> Iterator[None]:
         file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
-        if issubclass(category, FlatfedWarning):
-            complain.print(f"[yellow]note:[/] {escape(str(message))}")
-        else:
+        if not issubclass(category, FlatfedWarning):
             usual(message, category, filename, lineno, file, line)
+        elif str(message) not in seen:
+            seen.add(str(message))
+            # Not by a console of our own, which would write into a progress bar.
+            print(f"note: {message}", file=sys.stderr)  # noqa: T201
 
     with warnings.catch_warnings():
         warnings.showwarning = show

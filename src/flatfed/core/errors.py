@@ -18,7 +18,7 @@ class DivergedError(FlatfedError):
 
 
 class FlatfedWarning(UserWarning):
-    """Something that works but is hardly meant."""
+    """Something that works but is hardly what was meant."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

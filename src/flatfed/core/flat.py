@@ -11,6 +11,8 @@ the server's buffers; the server adds the mean of the clients' changes, with the
 model. Whole-number buffers are rounded after that; a buffer that no client changes stays bit for bit. Only
 the first evaluation of a local step moves them, so a sharpness-aware step counts its batch once, at the
 point where it first looks at it.
+
+`unit` gives vectors length 1.
 """
 
 from __future__ import annotations
@@ -182,4 +184,10 @@ def unit(vector: Tensor) -> Tensor:
 def divisor(vector: Tensor) -> Tensor:
     """What to divide vectors by to give them length 1: ‖v‖ over the last axis, kept, and 1 where v = 0."""
     norm = torch.linalg.vector_norm(vector, dim=-1, keepdim=True)
+    limits = torch.finfo(vector.dtype)
+    # So small that squares which were too small to count may be missing.
+    doubtful = norm < (vector.shape[-1] * limits.tiny / limits.eps) ** 0.5
+    if bool(doubtful.any()):
+        exact = torch.linalg.vector_norm(vector, dim=-1, keepdim=True, dtype=torch.float64)
+        norm = torch.where(doubtful, exact.to(vector.dtype), norm)
     return torch.where(norm > 0, norm, 1)

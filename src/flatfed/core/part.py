@@ -147,6 +147,8 @@ class Part:
     """Whether targets must be class labels."""
     works_alone: ClassVar[bool] = False
     """Whether the server has work of its own to do, in `before_round` or `refine`."""
+    first_used_hint: ClassVar[str] = ""
+    """How to have an earlier `first_used`: the end of a sentence."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"

@@ -105,7 +105,7 @@ class _Pipeline:
 
 @contextmanager
 def _tiny_as_zero() -> Iterator[None]:
-    """Numbers too small for full precision count as zero, in this thread.
+    """Numbers too small for full precision (denormal ones) count as zero, in this thread.
 
     Processors are slow at them, and the slopes of a client that has one class and has learnt it are full of
     them: its steps took more than twice as long.

@@ -21,7 +21,7 @@ from flatfed.diagnostics.stability import global_stability, local_stability
 from flatfed.diagnostics.subject import Subject, Tick, examine_folder
 from flatfed.diagnostics.surface import line, plane, surface
 from flatfed.diagnostics.theory import theory
-from flatfed.experiments.checks import fingerprint
+from flatfed.experiments.fingerprint import fingerprint
 from flatfed.experiments.record import RunFolder, read_json, write_json
 
 FORMAT = 1

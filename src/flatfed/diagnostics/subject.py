@@ -28,8 +28,8 @@ from flatfed.core.state import ClientStore, State, initial_state
 from flatfed.data.federation import Federation, Samples
 from flatfed.engines.local import LocalEngine
 from flatfed.engines.worker import Metric
-from flatfed.experiments.checks import fingerprint
 from flatfed.experiments.config import Config
+from flatfed.experiments.fingerprint import fingerprint
 from flatfed.experiments.record import RunFolder, read_json
 from flatfed.experiments.run import Run, default_metrics
 

@@ -1,11 +1,8 @@
-"""What is checked before a training begins, and by what a folder knows its own run again."""
+"""What is checked before a training begins."""
 
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
-import re
 from collections.abc import Sequence
 
 import torch
@@ -13,9 +10,9 @@ from torch import Tensor, nn
 
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.errors import FlatfedError, shown
+from flatfed.core.part import part_name
+from flatfed.core.settings import Settings
 from flatfed.data.federation import Federation, PooledFederation
-from flatfed.engines.local import LocalEngine
-from flatfed.experiments.record import FREE_SETTINGS
 
 
 def check_arguments(model: object, federation: object, algorithm: object, callbacks: object) -> None:
@@ -66,21 +63,12 @@ def check_labels(model: nn.Module, federation: Federation) -> None:
             )
 
 
-def fingerprint(engine: LocalEngine) -> str:
-    """A digest of all that decides a run's numbers: a folder is never continued with something else."""
-    plan, federation = engine.plan, engine.federation
-    digest = hashlib.sha256()
-    settings = plan.settings.model_dump(exclude=FREE_SETTINGS)
-    loss = getattr(plan.loss, "__qualname__", repr(plan.loss))
-    for text in (plan.algorithm.describe(), settings, plan.path, loss, str(engine.model), len(federation)):
-        # Addresses in representations change from process to process.
-        digest.update(re.sub(r"0x[0-9a-fA-F]+", "", json.dumps(text)).encode())
-    tensors = [engine.initial_vector, *engine.initial_buffers.values()]
-    if isinstance(federation, PooledFederation):
-        tensors += [federation.inputs, federation.targets, federation.sizes, federation.all_rows]
-    else:
-        first = federation.client(0)
-        tensors += [first.inputs, first.targets]
-    for tensor in tensors:
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+def too_short(algorithm: Algorithm, settings: Settings) -> str | None:
+    """Why a run would not show what its algorithm is about, if that is so."""
+    for part in algorithm.parts:
+        if settings.rounds < part.first_used:
+            return (
+                f"rounds = {settings.rounds}: {part_name(part)} acts from round {part.first_used} on, so not "
+                f"at all in this run; ask for at least {part.first_used} rounds{part.first_used_hint}"
+            )
+    return None

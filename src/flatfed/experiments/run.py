@@ -25,7 +25,7 @@ from flatfed.core.flat import (
     load_vector,
     no_longer_finite,
 )
-from flatfed.core.part import Cohort, Part, ServerContext, Work, part_name
+from flatfed.core.part import Cohort, Part, ServerContext, Work
 from flatfed.core.rounds import broadcast, server_round
 from flatfed.core.sampling import cohort, local_steps
 from flatfed.core.settings import Settings, SettingsOptions
@@ -34,8 +34,9 @@ from flatfed.data.federation import Federation
 from flatfed.engines.local import LocalEngine
 from flatfed.engines.totals import Totals
 from flatfed.engines.worker import Metric
-from flatfed.experiments.checks import check_arguments, check_labels, fingerprint
+from flatfed.experiments.checks import check_arguments, check_labels, too_short
 from flatfed.experiments.clients import ClientSpread, client_spreads
+from flatfed.experiments.fingerprint import fingerprint
 from flatfed.experiments.pictures import synthetic_picture
 from flatfed.experiments.record import (
     Checkpoint,
@@ -146,6 +147,8 @@ def train(
         metrics = default_metrics(loss)
     if _is_cross_entropy(loss):
         check_labels(model, federation)
+    if (note := too_short(algorithm, settings)) is not None:
+        warnings.warn(note, FlatfedWarning, stacklevel=2)
     engine = _engine(settings)(model, federation, algorithm, loss, settings, metrics)
     return run_engine(
         engine, Path(folder) if folder is not None else None, config, callbacks, evaluate_clients
@@ -160,16 +163,6 @@ def run_engine(
     evaluate_clients: bool,
 ) -> Run:
     """All rounds of a training with an engine that is ready, which is closed afterwards."""
-    settings, algorithm = engine.plan.settings, engine.plan.algorithm
-    last = max(algorithm.parts, key=lambda part: part.first_used)
-    if settings.rounds < last.first_used:
-        warnings.warn(
-            f"rounds = {settings.rounds}: {algorithm.name}'s {part_name(last)} acts from round "
-            f"{last.first_used} on, so not at all in this run; ask for at least {last.first_used} rounds, or "
-            "for an earlier start (fedsynsam: warm_rounds, dynafed: models)",
-            FlatfedWarning,
-            stacklevel=3,
-        )
     try:
         training = _Training(engine, folder, config)
         try:

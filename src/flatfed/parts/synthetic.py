@@ -77,6 +77,7 @@ class TrajectoryMatching(Synthetic):
     needs_float_inputs = True
     needs_classes = True
     works_alone = True
+    first_used_hint = ", or for fewer models (of FedSynSAM: fewer warm_rounds)"
 
     def __post_init__(self) -> None:
         if self.models <= self.reach:

@@ -44,6 +44,7 @@ from flatfed.engines.flower.wire import (
 )
 from flatfed.engines.local import LocalEngine
 from flatfed.engines.totals import Piece, Totals
+from flatfed.experiments.checks import too_short
 from flatfed.experiments.record import read_json
 from flatfed.experiments.run import Callback, Progress, Run, run_engine
 
@@ -89,6 +90,8 @@ def serve(
         known = Population.of(nodes.assemble(federation.clients, federation.wait))
     known.check(federation.clients)
     task.settings.cohort_size(len(known.names))
+    if (note := too_short(task.algorithm, task.settings)) is not None:
+        log.warning("%s", note)
     engine = FlowerEngine(task, task.model(), nodes, known, test)
     asked = {
         "algorithm": task.algorithm.describe(),
