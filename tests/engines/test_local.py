@@ -21,7 +21,8 @@ from torch.utils.checkpoint import checkpoint
 import flatfed as ff
 from flatfed.core.sampling import batches
 from flatfed.data.federation import Samples
-from flatfed.engines import local, totals, worker
+from flatfed.engines import local, worker
+from flatfed.engines.totals import OrderedSum, Piece, Totals
 
 CLASSES = 3
 
@@ -520,11 +521,11 @@ def test_buffers_move_by_the_mean_change(algorithm, weighting):
     assert int(run.model[2].num_batches_tracked) == 4
 
 
-def numbered_totals(count: int) -> list[totals.Totals]:
+def numbered_totals(count: int) -> list[Totals]:
     """Sums whose order of addition shows in their last bits."""
     generator = torch.Generator().manual_seed(1)
     return [
-        totals.Totals(
+        Totals(
             weight=1.0, upload={"displacement": torch.randn(50, generator=generator)}, loss=float(place) / 3
         )
         for place in range(count)
@@ -534,20 +535,20 @@ def numbered_totals(count: int) -> list[totals.Totals]:
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 8, 13])
 def test_a_sum_has_the_same_bits_however_its_stretches_are_handed_out(count):
     totals = numbered_totals(count)
-    whole = totals.OrderedSum()
+    whole = OrderedSum()
     for place, own in enumerate(totals):
-        whole.add(totals.Piece(place, 1, own))
+        whole.add(Piece(place, 1, own))
     expected = whole.total()
     assert torch.allclose(
         expected.upload["displacement"], sum(each.upload["displacement"] for each in totals)
     )
     assert expected.weight == count
     for first, second in itertools.combinations_with_replacement(range(count + 1), 2):
-        merged = totals.OrderedSum()
+        merged = OrderedSum()
         for start, stop in ((0, first), (first, second), (second, count)):
-            stretch = totals.OrderedSum()
+            stretch = OrderedSum()
             for place in range(start, stop):
-                stretch.add(totals.Piece(place, 1, totals[place]))
+                stretch.add(Piece(place, 1, totals[place]))
             assert len(stretch.pieces) <= 2 * max(1, (stop - start).bit_length())
             for piece in stretch.pieces:
                 merged.add(piece)
@@ -878,7 +879,7 @@ def test_uploads_stream_through(path, forks, monkeypatch):
     uploads: list[weakref.ref[Tensor]] = []
     alive: list[int] = []
     # Where an upload comes into being in this process.
-    owner, name = (totals.Totals, "copied") if forks else (worker.Worker, "train")
+    owner, name = (Totals, "copied") if forks else (worker.Worker, "train")
     original = getattr(owner, name)
 
     def watched(*arguments: Any) -> Any:
