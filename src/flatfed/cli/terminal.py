@@ -96,7 +96,7 @@ def _notes() -> Iterator[None]:
         elif str(message) not in seen:
             seen.add(str(message))
             # Not by a console of our own, which would write into a progress bar.
-            print(f"note: {message}", file=sys.stderr)  # noqa: T201
+            sys.stderr.write(f"note: {message}\n")
 
     with warnings.catch_warnings():
         warnings.showwarning = show
