@@ -33,8 +33,8 @@ from work import CLIENTS, PARTICIPANTS, RATE, TASKS, WARM_UP, Stopwatch
 from work import Task as Work
 
 import flatfed as ff
-from flatfed.engines.flower import FederationSettings, Task, client_app
-from flatfed.engines.flower.server import serve
+from flatfed.deployment import FederationSettings, Task, client_app
+from flatfed.deployment.server import serve
 
 MODELS = {
     "mlp": ('name = "mlp"\nhidden = [200]', [784]),

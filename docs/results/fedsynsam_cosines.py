@@ -23,8 +23,8 @@ from torch.func import functional_call, grad
 import flatfed as ff
 from flatfed.core.flat import Layout, unit
 from flatfed.core.sampling import batches
-from flatfed.experiments.config import Config
 from flatfed.parts.synthetic import samples_of
+from flatfed.training.config import Config
 
 EVERY = 5
 

@@ -14,8 +14,8 @@ from flatfed.core.algorithm import Algorithm
 from flatfed.core.errors import DivergedError, FlatfedError, FlatfedWarning
 from flatfed.core.settings import Settings
 from flatfed.data.federation import Federation
-from flatfed.experiments.run import Progress, Run, accuracy, train
-from flatfed.experiments.tracking import TensorBoard
+from flatfed.training.callbacks import TensorBoard
+from flatfed.training.loop import Progress, Run, accuracy, train
 
 __version__ = "0.1.0"
 

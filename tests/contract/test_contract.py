@@ -19,7 +19,7 @@ import flatfed as ff
 from flatfed.core.state import Dimensions, initial_state
 from flatfed.data.federation import ClientData, Samples
 from flatfed.engines import local
-from flatfed.experiments import record
+from flatfed.runs import folder as record
 
 NAMES = sorted(ff.ALGORITHMS)
 CLIENTS, PARTICIPANTS, SAMPLES, FEATURES, CLASSES = 12, 5, 12, 5, 3

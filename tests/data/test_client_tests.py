@@ -16,10 +16,10 @@ import flatfed as ff
 from data import fake
 from flatfed import Federation, FlatfedError, cli
 from flatfed.data.client_tests import matching_rows, own_rows
-from flatfed.experiments import config as config_module
-from flatfed.experiments.compare import ClientRow
-from flatfed.experiments.config import Config
-from flatfed.experiments.record import RunFolder
+from flatfed.runs.compare import ClientRow
+from flatfed.runs.folder import RunFolder
+from flatfed.training import config as config_module
+from flatfed.training.config import Config
 
 TRAINING = {"rounds": 1, "participants": 2, "local_steps": 1, "batch_size": 4}
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from flatfed import cli
 from flatfed.data.partition import DirichletClient, class_counts, summary
-from flatfed.data.split import (
+from flatfed.report.split import (
     RAMP,
     binned,
     colour,
@@ -23,7 +23,7 @@ from flatfed.data.split import (
     terminal_picture,
     tick_step,
 )
-from flatfed.experiments.config import Config
+from flatfed.training.config import Config
 
 SVG = "{http://www.w3.org/2000/svg}"
 

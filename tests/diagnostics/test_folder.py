@@ -17,8 +17,8 @@ from flatfed.cli.diagnose import summary
 from flatfed.core.errors import FlatfedError
 from flatfed.diagnostics import CHEAP, DIAGNOSTICS, diagnose
 from flatfed.diagnostics.folder import options_of, plain
-from flatfed.experiments.config import Config
 from flatfed.report.read import read_run
+from flatfed.training.config import Config
 
 SMALL = {
     "data": {"dataset": "digits", "clients": 6},

@@ -27,7 +27,7 @@ from flatfed.diagnostics import (
 )
 from flatfed.diagnostics.generalization import seen_clients
 from flatfed.diagnostics.stability import with_client_replaced
-from flatfed.experiments.run import accuracy
+from flatfed.training.loop import accuracy
 
 
 def local_models(algorithm: ff.Algorithm, path: str, **settings) -> tuple[dict, list[Tensor], Tensor]:

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 import flatfed as ff
 from flatfed.engines.local import single_threaded
-from flatfed.experiments import record, run
+from flatfed.runs import folder as record
+from flatfed.training import loop as run
 
 CLIENTS, FEATURES, CLASSES = 6, 5, 3
 
@@ -577,7 +578,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 import flatfed as ff
-from flatfed.experiments import record
+from flatfed.runs import folder as record
 
 def train(folder, kill_in_round=None, kill_at_write=None):
     torch.manual_seed(0)

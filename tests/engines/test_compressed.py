@@ -32,8 +32,8 @@ from torch import Tensor, nn
 import flatfed as ff
 from flatfed.core.part import Compressor
 from flatfed.engines import local, worker
-from flatfed.experiments import record
 from flatfed.parts import ErrorFeedback, ErrorFeedback21, Quantize, Sign, TopK
+from flatfed.runs import folder as record
 
 NAMES = sorted(ff.ALGORITHMS)
 PARAMETERS = len(flat(network()))

@@ -22,7 +22,7 @@ import flatfed as ff
 from flatfed.core.sampling import batches
 from flatfed.data.federation import Samples
 from flatfed.engines import local, worker
-from flatfed.engines.totals import OrderedSum, Piece, Totals
+from flatfed.engines.sums import OrderedSum, Piece, Totals
 
 CLASSES = 3
 

@@ -16,7 +16,8 @@ from problems import Shared
 from torch import Tensor, nn
 
 import flatfed as ff
-from flatfed.core.state import ClientStore, Dimensions, Vector
+from flatfed.core.state import Dimensions, Vector
+from flatfed.engines.client_store import ClientStore
 from flatfed.engines.local import single_threaded
 from flatfed.engines.processes import can_fork
 

@@ -9,7 +9,7 @@ import torch
 from problems import Quadratics
 
 import flatfed as ff
-from flatfed.core.state import ClientStore
+from flatfed.engines.client_store import ClientStore
 
 PROBLEM = Quadratics.random()
 RADIUS = 1e-4

@@ -14,9 +14,9 @@ from torch.func import functional_call, grad, jvp, vmap
 
 import flatfed as ff
 from flatfed.core.flat import Layout
-from flatfed.experiments.config import Config
 from flatfed.models import MODELS
 from flatfed.models.recurrent import lstm_states
+from flatfed.training.config import Config
 
 torch.set_num_threads(1)
 

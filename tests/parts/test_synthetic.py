@@ -37,8 +37,9 @@ from flatfed.core.flat import Layout
 from flatfed.core.part import ClientContext, ServerContext, Work
 from flatfed.core.state import Dimensions, State, initial_state
 from flatfed.engines import local
-from flatfed.experiments import record, run
-from flatfed.experiments.config import Config, with_assignments
+from flatfed.runs import folder as record
+from flatfed.training import loop as run
+from flatfed.training.config import Config, with_assignments
 
 SIZE = len(flat(network()))
 DIMENSIONS = Dimensions(SIZE, (FEATURES,), CLASSES)
@@ -893,7 +894,7 @@ def png_of(content: bytes) -> np.ndarray:
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_picture_has_a_class_per_row_and_a_sample_per_column(channels: int) -> None:
-    from flatfed.experiments.pictures import ENLARGED, GAP, synthetic_picture
+    from flatfed.report.pictures import ENLARGED, GAP, synthetic_picture
 
     height, width, several, per_class = 4, 5, 3, 2
     # Sample j is all of one shade, which grows with j; class j mod 3.
@@ -918,7 +919,7 @@ def test_picture_has_a_class_per_row_and_a_sample_per_column(channels: int) -> N
 
 
 def test_only_images_have_a_picture() -> None:
-    from flatfed.experiments.pictures import synthetic_picture
+    from flatfed.report.pictures import synthetic_picture
 
     def picture(*shape: int) -> bytes | None:
         server = {"synthetic_inputs": draw(1, 4 * math.prod(shape)), "synthetic_labels": torch.zeros(4)}

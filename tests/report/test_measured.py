@@ -9,11 +9,11 @@ import pytest
 from flatfed.core.errors import DivergedError
 from flatfed.diagnostics import DIAGNOSTICS, diagnose
 from flatfed.diagnostics.folder import options_of
-from flatfed.experiments.config import Config
 from flatfed.report import write_report
 from flatfed.report.diagnosed import SECTIONS, sections
 from flatfed.report.group import Comparison, comparisons
 from flatfed.report.read import read_run
+from flatfed.training.config import Config
 
 QUICK = {"samples": 60, "clients": 3, "points": 4, "probes": 2, "steps": 3, "replacements": 1}
 

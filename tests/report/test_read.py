@@ -9,8 +9,6 @@ import statistics
 import pytest
 
 from flatfed.core.errors import FlatfedError
-from flatfed.experiments.clients import client_spreads
-from flatfed.experiments.config import Config
 from flatfed.report import write_report
 from flatfed.report.content import axes, log_axis
 from flatfed.report.diagnosed import sections
@@ -18,6 +16,8 @@ from flatfed.report.group import comparisons
 from flatfed.report.read import find_runs, read_run
 from flatfed.report.toml import toml
 from flatfed.report.training import ACCURACY, clients, summary, to_targets, usual_targets
+from flatfed.training.config import Config
+from flatfed.training.evaluation import client_spreads
 from report.example import config, write_diagnostics, write_run
 
 

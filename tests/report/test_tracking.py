@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import flatfed as ff
 from flatfed import cli
-from flatfed.experiments.record import RunFolder
+from flatfed.runs.folder import RunFolder
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits.toml"
 

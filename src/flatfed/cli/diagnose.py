@@ -19,7 +19,7 @@ from flatfed.diagnostics import CHEAP, DIAGNOSTICS
 from flatfed.diagnostics import diagnose as examine
 from flatfed.diagnostics.folder import options_of
 from flatfed.diagnostics.subject import Tick
-from flatfed.experiments.config import with_assignments
+from flatfed.training.config import with_assignments
 
 command = command_of(app, "finished diagnostics are kept; the same command does the rest")
 

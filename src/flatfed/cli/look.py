@@ -16,8 +16,8 @@ from flatfed.cli.terminal import app, command_of, console
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.part import SLOTS, describe_part
 from flatfed.data.partition import PARTITIONS, class_counts, summary
-from flatfed.data.split import check_output, describe, terminal_picture, write_picture
-from flatfed.experiments.config import Config, with_assignments
+from flatfed.report.split import check_output, describe, terminal_picture, write_picture
+from flatfed.training.config import Config, with_assignments
 
 command = command_of(app, "nothing was changed")
 

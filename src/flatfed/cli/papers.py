@@ -23,15 +23,15 @@ from flatfed.cli.terminal import (
     round_progress,
 )
 from flatfed.core.errors import DivergedError, FlatfedError
-from flatfed.experiments.compare import run_folder
-from flatfed.experiments.papers import tables
-from flatfed.experiments.papers.presets import Cell
-from flatfed.experiments.papers.reproduce import Result, chosen_cells, remaining_work, seeded
-from flatfed.experiments.papers.reproduce import reproduce as run_cells
-from flatfed.experiments.run import Callback
+from flatfed.papers import tables
+from flatfed.papers.presets import Cell
+from flatfed.papers.reproduce import Result, chosen_cells, remaining_work, seeded
+from flatfed.papers.reproduce import reproduce as run_cells
 from flatfed.report.content import Cell as TableCell
 from flatfed.report.content import Table as ReportTable
 from flatfed.report.content import amount, cell
+from flatfed.runs.compare import run_folder
+from flatfed.training.loop import Callback
 
 
 @command

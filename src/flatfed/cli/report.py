@@ -10,9 +10,9 @@ import typer
 from rich.markup import escape
 
 from flatfed.cli.terminal import app, command_of, complain, console
-from flatfed.experiments.record import RunFolder
 from flatfed.report import write_report
 from flatfed.report.content import Table
+from flatfed.runs.folder import RunFolder
 
 command = command_of(app, "an earlier report is left as it was")
 

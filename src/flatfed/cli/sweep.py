@@ -27,12 +27,12 @@ from flatfed.cli.terminal import (
     round_progress,
 )
 from flatfed.core.errors import DivergedError, FlatfedError
-from flatfed.experiments.config import Config
-from flatfed.experiments.papers import tables
-from flatfed.experiments.papers.reproduce import chosen_cells
-from flatfed.experiments.run import Callback
-from flatfed.experiments.sweep import Plan, Trial, parse_grid
-from flatfed.experiments.sweep import sweep as run_trials
+from flatfed.papers import tables
+from flatfed.papers.reproduce import chosen_cells
+from flatfed.runs.tune import Plan, Trial, parse_grid
+from flatfed.runs.tune import sweep as run_trials
+from flatfed.training.config import Config
+from flatfed.training.loop import Callback
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from flatfed.core.errors import DivergedError, FlatfedError, FlatfedWarning
 from flatfed.core.part import Work
-from flatfed.experiments.run import Callback
-from flatfed.experiments.run import Progress as RoundProgress
+from flatfed.training.loop import Callback
+from flatfed.training.loop import Progress as RoundProgress
 
 app = typer.Typer(
     help="Federated learning that finds flat, stable minima.",

@@ -26,12 +26,12 @@ from flatfed.cli.terminal import (
 )
 from flatfed.core.errors import DivergedError, FlatfedError
 from flatfed.core.settings import Settings
-from flatfed.experiments.compare import ClientRow, Contestant, Row, compare, is_complete, run_folder
-from flatfed.experiments.config import Config, with_assignments
-from flatfed.experiments.demo import DEMO_BASE, DEMO_CONTESTANTS, DEMO_SEEDS, DEMO_TARGET
-from flatfed.experiments.record import RunFolder, read_json
-from flatfed.experiments.run import Callback, Run
-from flatfed.experiments.tracking import TensorBoard
+from flatfed.runs.compare import ClientRow, Contestant, Row, compare, is_complete, run_folder
+from flatfed.runs.demo import DEMO_BASE, DEMO_CONTESTANTS, DEMO_SEEDS, DEMO_TARGET
+from flatfed.runs.folder import RunFolder, read_json
+from flatfed.training.callbacks import TensorBoard
+from flatfed.training.config import Config, with_assignments
+from flatfed.training.loop import Callback, Run
 
 RayAddress = Annotated[
     str | None,

@@ -21,8 +21,8 @@ from flatfed.diagnostics.stability import global_stability, local_stability
 from flatfed.diagnostics.subject import Subject, Tick, examine_folder
 from flatfed.diagnostics.surface import line, plane, surface
 from flatfed.diagnostics.theory import theory
-from flatfed.experiments.fingerprint import fingerprint
-from flatfed.experiments.record import RunFolder, read_json, write_json
+from flatfed.runs.folder import RunFolder, read_json, write_json
+from flatfed.runs.identity import fingerprint
 
 FORMAT = 1
 Diagnostic = Callable[..., dict[str, Any]]

@@ -8,7 +8,7 @@ from flatfed.core.errors import FlatfedError
 from flatfed.core.sampling import cohort
 from flatfed.core.types import Count
 from flatfed.diagnostics.subject import Subject, Tick, silent
-from flatfed.experiments.clients import ClientSpread
+from flatfed.training.evaluation import ClientSpread
 
 
 def seen_clients(subject: Subject) -> list[int]:

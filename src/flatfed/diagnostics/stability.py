@@ -22,7 +22,7 @@ from flatfed.core.types import Count
 from flatfed.data.federation import Federation, LoadedFederation, Pool, PooledFederation, Samples
 from flatfed.diagnostics.subject import Subject, Tick, silent
 from flatfed.diagnostics.theory import gradient_bound, most_steps, stability_bound
-from flatfed.experiments.run import Progress, train
+from flatfed.training.loop import Progress, train
 
 MEMORY = 2**29
 """Bytes of local models kept at a time; the probe looks at fewer steps of larger models."""

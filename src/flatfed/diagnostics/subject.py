@@ -24,14 +24,15 @@ from flatfed.core.flat import Loss
 from flatfed.core.part import Carry, ClientContext, Correction, Finish
 from flatfed.core.rounds import broadcast
 from flatfed.core.settings import Settings, SettingsOptions
-from flatfed.core.state import ClientStore, State, initial_state
+from flatfed.core.state import State, initial_state
 from flatfed.data.federation import Federation, Samples
+from flatfed.engines.client_store import ClientStore
 from flatfed.engines.local import LocalEngine
 from flatfed.engines.worker import Metric
-from flatfed.experiments.config import Config
-from flatfed.experiments.fingerprint import fingerprint
-from flatfed.experiments.record import RunFolder, read_json
-from flatfed.experiments.run import Run, default_metrics
+from flatfed.runs.folder import RunFolder, read_json
+from flatfed.runs.identity import fingerprint
+from flatfed.training.config import Config
+from flatfed.training.loop import Run, default_metrics
 
 GRADIENT_SLICE = 512
 

@@ -16,7 +16,7 @@ from flatfed.core.state import State
 from flatfed.core.types import Count, Positive, Seed
 from flatfed.data.federation import Samples
 from flatfed.diagnostics.subject import Subject, Tick, silent
-from flatfed.experiments.record import RunFolder
+from flatfed.runs.folder import RunFolder
 
 
 def random_directions(size: int, count: int, seed: int) -> Tensor:

@@ -28,12 +28,13 @@ from flatfed.core import random
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.flat import Loss, buffers_of, load_buffers
 from flatfed.core.settings import Settings
-from flatfed.core.state import ClientStore, Place, State, Vector
+from flatfed.core.state import State, Vector
 from flatfed.data.federation import ClientData, Federation, Samples
+from flatfed.engines.client_store import ClientStore, Place
 from flatfed.engines.oracles import MatrixGradients
 from flatfed.engines.planning import make_plan
 from flatfed.engines.processes import Crew, can_fork
-from flatfed.engines.totals import OrderedSum, Piece, Totals
+from flatfed.engines.sums import OrderedSum, Piece, Totals
 from flatfed.engines.worker import Metric, Worker, no_unexpected_draws
 
 MATRIX_CLIENTS = 64

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from flatfed.core.errors import FlatfedError
-from flatfed.core.memory import GrowingMemory
+from flatfed.engines.memory import GrowingMemory
 
 _ALIGNMENT = 64
 _DIE_WITH_PARENT = 1

@@ -28,10 +28,11 @@ from flatfed.core.algorithm import Algorithm
 from flatfed.core.errors import FlatfedError
 from flatfed.core.flat import Loss
 from flatfed.core.settings import Settings
-from flatfed.core.state import ClientStore, State
+from flatfed.core.state import State
 from flatfed.data.federation import ClientData, Federation, PooledFederation
+from flatfed.engines.client_store import ClientStore
 from flatfed.engines.local import LocalEngine
-from flatfed.engines.totals import OrderedSum, Piece
+from flatfed.engines.sums import OrderedSum, Piece
 from flatfed.engines.worker import Metric, Worker, no_unexpected_draws
 
 # No reports to its makers, and no advice about accelerators on every start.

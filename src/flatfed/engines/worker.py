@@ -26,7 +26,7 @@ from flatfed.core.settings import Settings
 from flatfed.core.state import Dimensions, State
 from flatfed.data.federation import ClientData, Federation, Samples, stacked_batches
 from flatfed.engines.oracles import UNEXPECTED_DRAWS, MatrixGradients, MatrixOracle, ModuleOracle
-from flatfed.engines.totals import Totals
+from flatfed.engines.sums import Totals
 
 FULL_GRADIENT_SLICE = 512
 STAGED_BYTES = 8 * 2**20

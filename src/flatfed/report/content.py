@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flatfed.experiments.compare import Spread
+from flatfed.runs.compare import Spread
 
 Trace = dict[str, Any]
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flatfed.experiments.compare import Spread
 from flatfed.report.content import (
     Cell,
     Figure,
@@ -28,6 +27,7 @@ from flatfed.report.content import (
 from flatfed.report.group import Comparison, Method, spread
 from flatfed.report.read import number
 from flatfed.report.training import quantile_box
+from flatfed.runs.compare import Spread
 
 Result = Mapping[str, Any]
 Content = list[Figure | Table]

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from flatfed.experiments.compare import Spread
-from flatfed.experiments.record import FREE_SETTINGS
 from flatfed.report.read import Record, number
+from flatfed.runs.compare import Spread
+from flatfed.runs.folder import FREE_SETTINGS
 
 SETTING = ("data", "partition", "model")
 NOT_COMPARED = (FREE_SETTINGS - {"rounds"}) | {"seed"}

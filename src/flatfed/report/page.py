@@ -20,12 +20,12 @@ import jinja2
 from plotly.offline import get_plotlyjs
 
 from flatfed.core.errors import FlatfedError
-from flatfed.experiments.record import write_atomically
 from flatfed.report import diagnosed, training
 from flatfed.report.content import Figure, Section, Table
 from flatfed.report.group import Comparison, Method, comparisons, last_value
 from flatfed.report.read import Record, find_runs, read_run
 from flatfed.report.toml import toml
+from flatfed.runs.folder import write_atomically
 
 HERE = Path(__file__).parent
 

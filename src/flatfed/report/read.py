@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flatfed.core.errors import FlatfedError
-from flatfed.experiments.record import History, Manifest, RunFolder, read_json
+from flatfed.runs.folder import History, Manifest, RunFolder, read_json
 
 DIAGNOSTICS_FORMAT = 1
 

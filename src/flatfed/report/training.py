@@ -12,10 +12,6 @@ import numpy as np
 from flatfed.core.errors import FlatfedError
 from flatfed.data.partition import class_counts
 from flatfed.data.partition.base import Indices
-from flatfed.data.split import binned
-from flatfed.experiments.clients import ClientSpread
-from flatfed.experiments.compare import Spread
-from flatfed.experiments.config import Config
 from flatfed.report.content import (
     Cell,
     Figure,
@@ -31,6 +27,10 @@ from flatfed.report.content import (
 )
 from flatfed.report.group import Comparison, Curve, Method, algorithm_name, flattened, spread
 from flatfed.report.read import Record, number
+from flatfed.report.split import binned
+from flatfed.runs.compare import Spread
+from flatfed.training.config import Config
+from flatfed.training.evaluation import ClientSpread
 
 ACCURACY = "test_accuracy"
 # Numbers of a history line that have their own place in the report, or say nothing over the rounds.

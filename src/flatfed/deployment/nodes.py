@@ -1,0 +1,143 @@
+"""Who is there: Flower's nodes by the names of their sites."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+from flatfed.core.errors import FlatfedError
+from flatfed.deployment.wire import Description, read_header
+
+POLL = 1.0
+"""Seconds between looks for nodes that are not there yet."""
+ERROR_LENGTH = 300
+
+log = logging.getLogger("flwr.flatfed")
+
+
+class Failure(NamedTuple):
+    """Why a node did not answer."""
+
+    reason: str
+    code: int | None = None
+    """That of its error, if it sent one."""
+
+
+def ask(
+    grid: Grid, kind: str, contents: Mapping[int, RecordDict], timeout: float
+) -> tuple[dict[int, RecordDict], dict[int, Failure]]:
+    """What nodes answered within the time, and why the others did not, by node."""
+    # A node that comes back much later should not work through what nobody waits for any more.
+    messages = [
+        Message(content, node, kind, ttl=timeout + 60.0, group_id=kind) for node, content in contents.items()
+    ]
+    if not messages:
+        return {}, {}
+    answers: dict[int, RecordDict] = {}
+    failures = dict.fromkeys(contents, Failure(f"no answer within {timeout:g} s"))
+    replies = list(grid.send_and_receive(messages, timeout=timeout))
+    # Errors that the SuperLink reports do not come from the node; only the message they answer tells which.
+    asked = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
+    for reply in replies:
+        node = asked.get(reply.metadata.reply_to_message_id)
+        if node is None:
+            log.warning("a reply to a message that was never sent is ignored")
+        elif reply.has_error():
+            reason = " ".join(str(reply.error.reason or "").split())[:ERROR_LENGTH]
+            failures[node] = Failure(f"error {reply.error.code}: {reason}", reply.error.code)
+        else:
+            answers[node] = reply.content
+            failures.pop(node, None)
+    return answers, failures
+
+
+class Nodes:
+    """The nodes of a grid, what they said about themselves, and which site each of them is."""
+
+    def __init__(self, grid: Grid, timeout: float) -> None:
+        self.grid, self.timeout = grid, timeout
+        self.descriptions: dict[int, Description] = {}
+        self._silent: set[int] = set()
+
+    def online(self, describe_all: bool = False) -> dict[str, int]:
+        """The nodes that are there now, by name.
+
+        A node's registered name counts; one that has none is asked for the name that its operator gave it. If
+        several nodes go by one name, none of them takes part until only one is left; a registered name is not
+        shared with nodes that only claim it.
+        """
+        registered = {node.node_id: node.name for node in self.grid.get_nodes()}
+        new = [node for node in registered if node not in self.descriptions and node not in self._silent]
+        self._describe(new if describe_all else [node for node in new if not registered[node]])
+        trusted = _unique((name, node) for node, name in registered.items() if name)
+        taken = {name for name in registered.values() if name}
+        claimed = _unique(
+            (self.descriptions[node].name, node)
+            for node, name in registered.items()
+            if not name and node in self.descriptions and self.descriptions[node].name not in {"", *taken}
+        )
+        return trusted | claimed
+
+    def wait(self, enough: int, among: Iterable[str]) -> dict[str, int]:
+        """Those of some sites that are there; waits for `enough` of them, but not for ever."""
+        wanted, deadline = set(among), time.monotonic() + self.timeout
+        if not wanted <= self.online().keys():
+            # A site's answer may only have been lost. With nobody missing, strangers are not waited for.
+            self._silent.clear()
+        while True:
+            online = {name: node for name, node in self.online().items() if name in wanted}
+            if len(online) >= enough or time.monotonic() > deadline:
+                return online
+            time.sleep(POLL)
+
+    def assemble(self, clients: int | tuple[str, ...], wait: float) -> dict[str, Description]:
+        """All sites of a federation, sorted by name, with what they say about themselves."""
+        deadline = time.monotonic() + wait
+        needed = clients if isinstance(clients, int) else len(set(clients))
+        while True:
+            self._silent.clear()
+            online = self.online(describe_all=True)
+            ready = {
+                name: self.descriptions[node] for name, node in online.items() if node in self.descriptions
+            }
+            if not isinstance(clients, int):
+                ready = {name: found for name, found in ready.items() if name in clients}
+            elif len(ready) > clients:
+                raise FlatfedError(
+                    f"clients = {clients}: {len(ready)} sites are there ({', '.join(sorted(ready))}); give "
+                    "their number, or the names of those that belong to the federation"
+                )
+            if len(ready) == needed:
+                return {name: ready[name] for name in sorted(ready)}
+            if time.monotonic() > deadline:
+                raise FlatfedError(
+                    f"clients = {clients}: after {wait:g} s only {len(ready)} sites are there "
+                    f"({', '.join(sorted(ready)) or 'none'}); start the others, or change clients or wait"
+                )
+            time.sleep(POLL)
+
+    def _describe(self, nodes: list[int]) -> None:
+        answers, failures = ask(self.grid, "query", {node: RecordDict() for node in nodes}, self.timeout)
+        for node, answer in answers.items():
+            try:
+                self.descriptions[node] = read_header(Description, answer)
+            except FlatfedError as error:
+                failures[node] = Failure(str(error))
+        for node, failure in failures.items():
+            log.warning("node %d does not say what it is: %s", node, failure.reason)
+            self._silent.add(node)
+
+
+def _unique(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
+    found: dict[str, list[int]] = {}
+    for name, node in pairs:
+        found.setdefault(name, []).append(node)
+    for name, several in found.items():
+        if len(several) > 1:
+            log.warning("%d nodes are called %r; none of them takes part", len(several), name)
+    return {name: several[0] for name, several in found.items() if len(several) == 1}

@@ -1,0 +1,106 @@
+"""A site's own files: what its client keeps between the rounds of one run.
+
+    RUN/client-N/state-R.safetensors      the client's vectors after round R
+    RUN/client-N/NAME-DIGEST.safetensors  a vector that the server sends only once
+
+A new state is written beside the old one. Which of the two counts is decided by the server's next message,
+which names the last round that was merged: so a round that was lost on the way leaves no trace. Files are
+written atomically, and those of other runs are never looked at.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from flatfed.core.errors import FlatfedError
+from flatfed.core.flat import all_finite
+from flatfed.core.state import State
+from flatfed.deployment.wire import digest
+from flatfed.runs.folder import write_atomically
+
+
+class Shelf:
+    """The files of one client of one run."""
+
+    def __init__(self, root: Path, run: str, client: int) -> None:
+        self.folder = root / run / f"client-{client}"
+
+    def take(self, merged: int, round_number: int, expected: State) -> dict[str, Tensor] | None:
+        """The state after round `merged`, None if there was none; what was not merged is dropped."""
+        rounds = self._rounds()
+        if rounds and max(rounds) > round_number:
+            raise FlatfedError(
+                f"round {round_number + 1}: this site has already trained in round {max(rounds) + 1}; the "
+                "message is out of date"
+            )
+        state = None
+        if merged >= 0:
+            if merged not in rounds:
+                raise FlatfedError(
+                    f"round {round_number + 1}: the state after round {merged + 1} is not in {self.folder}; "
+                    "put it back, or start a new run"
+                )
+            state = _read(self._state(merged), expected)
+        for number in rounds:
+            if number != merged:
+                self._state(number).unlink()
+        return state
+
+    def put(self, round_number: int, state: State) -> None:
+        """Keeps a new state beside the one that counts so far."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        _write(self._state(round_number), state)
+
+    def keep(self, name: str, vector: Tensor) -> None:
+        """Keeps a vector that is sent once, in place of an earlier one of that name."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self._once(name, digest(vector))
+        if not path.exists():
+            _write(path, {name: vector})
+        for other in self.folder.glob(f"{name}-*.safetensors"):
+            if other != path:
+                other.unlink()
+
+    def kept(self, name: str, wanted: str, like: Tensor) -> Tensor:
+        path = self._once(name, wanted)
+        if not path.exists():
+            raise FlatfedError(f"{name}: this site does not have it yet; the server must send it")
+        found = _read(path, {name: like})[name]
+        if digest(found) != wanted:
+            path.unlink()
+            raise FlatfedError(f"{path}: damaged; the server must send it again")
+        return found
+
+    def _rounds(self) -> list[int]:
+        names = [path.stem.removeprefix("state-") for path in self.folder.glob("state-*.safetensors")]
+        return [int(name) for name in names if name.isdecimal()]
+
+    def _state(self, number: int) -> Path:
+        return self.folder / f"state-{number}.safetensors"
+
+    def _once(self, name: str, wanted: str) -> Path:
+        return self.folder / f"{name}-{wanted[:16]}.safetensors"
+
+
+def _write(path: Path, tensors: State) -> None:
+    write_atomically(path, save_tensors({name: value.cpu().contiguous() for name, value in tensors.items()}))
+
+
+def _read(path: Path, expected: State) -> dict[str, Tensor]:
+    """A file's vectors, on the device of the expected ones and of their shapes."""
+    try:
+        found = load_tensors(path.read_bytes())
+    except (OSError, SafetensorError) as error:
+        raise FlatfedError(f"{path}: cannot be read ({error})") from None
+    same = found.keys() == expected.keys() and all(
+        value.shape == expected[name].shape and value.dtype == expected[name].dtype and all_finite(value)
+        for name, value in found.items()
+    )
+    if not same:
+        raise FlatfedError(f"{path}: it is of another model or algorithm, or damaged")
+    return {name: value.to(expected[name].device) for name, value in found.items()}

@@ -1,0 +1,138 @@
+"""What clients remember between rounds, kept for them where they are simulated.
+
+State exists only for clients that have taken part. It is in memory up to a budget and in a memory-mapped file
+beyond, so memory never depends on the size of the population.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from flatfed.core.state import Dimensions, State, Vector
+from flatfed.engines.memory import GrowingMemory
+
+
+class Place(NamedTuple):
+    """Where a client's vectors are, if it has any, and where its new ones go."""
+
+    old: int | None
+    new: int
+
+
+class ClientStore:
+    """One row of numbers for each client that has taken part.
+
+    A round's new rows are staged beside the old ones and become visible together in `commit`, so that an
+    interrupted round leaves no trace. Rows fill memory up to `memory_bytes`, then a scratch file in `folder`
+    (default: the system's temporary folder). A forked process shares the files that the store had then: it
+    can `load` and `keep` what this one has given a place.
+    """
+
+    def __init__(
+        self,
+        vectors: Iterable[Vector],
+        dimensions: Dimensions,
+        dtype: torch.dtype,
+        memory_bytes: int,
+        folder: Path | None = None,
+    ) -> None:
+        self.vectors = tuple(vectors)
+        self.lengths = [dimensions.length(vector) for vector in self.vectors]
+        self.row_length = sum(self.lengths)
+        self.dtype = dtype
+        self._row_bytes = self.row_length * dtype.itemsize
+        self._memory_slots = memory_bytes // max(1, self._row_bytes)
+        self._folder = folder
+        self.files: dict[str, GrowingMemory] = {}
+        self._slot: dict[int, int] = {}
+        self._staged: dict[int, int] = {}
+        self._free: list[int] = []
+        self._slots = 0
+        self._lock = threading.Lock()
+        self.changed: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._slot)
+
+    def clients(self) -> list[int]:
+        return sorted(self._slot)
+
+    def row(self, client: int) -> Tensor | None:
+        """The committed row [R] of a client, or None if it has never taken part.
+
+        It may be overwritten once the client has taken part again, after the commit of that round.
+        """
+        slot = self._slot.get(client)
+        return None if slot is None else self._row(slot)
+
+    def read(self, client: int, received: Tensor) -> dict[str, Tensor]:
+        """A client's vectors; on its first round their initial values, given the model it receives."""
+        return self.load(self._slot.get(client), received)
+
+    def stage(self, client: int, state: State) -> None:
+        """Keeps a copy of a client's new vectors until `commit`."""
+        self.keep(self.place(client).new, state)
+
+    def stage_row(self, client: int, row: Tensor) -> None:
+        self._row(self.place(client).new).copy_(row)
+
+    def place(self, client: int) -> Place:
+        """Stages a client and makes room for its new vectors, which must be kept before `commit`."""
+        if not self.vectors:
+            return Place(None, 0)
+        with self._lock:
+            if self._free:
+                slot = self._free.pop()
+            else:
+                slot, self._slots = self._slots, self._slots + 1
+            self._staged[client] = slot
+            # Only here, so that nobody else has to enlarge a file.
+            self._row(slot)
+            return Place(self._slot.get(client), slot)
+
+    def load(self, slot: int | None, received: Tensor) -> dict[str, Tensor]:
+        """The vectors at a place; initial ones where there is none."""
+        if slot is not None:
+            pieces = self._row(slot).to(received.device).split(self.lengths)
+            return {vector.name: piece for vector, piece in zip(self.vectors, pieces, strict=True)}
+        return {
+            vector.name: received
+            if vector.initial == "model"
+            else received.new_full((length,), vector.initial)
+            for vector, length in zip(self.vectors, self.lengths, strict=True)
+        }
+
+    def keep(self, slot: int, state: State) -> None:
+        """Copies vectors to a place."""
+        if not self.vectors:
+            return
+        for piece, vector in zip(self._row(slot).split(self.lengths), self.vectors, strict=True):
+            piece.copy_(state[vector.name])
+
+    def commit(self) -> None:
+        with self._lock:
+            self._free += [self._slot[client] for client in self._staged if client in self._slot]
+            self._slot.update(self._staged)
+            self.changed.update(self._staged)
+            self._staged = {}
+
+    def discard(self) -> None:
+        with self._lock:
+            self._free += self._staged.values()
+            self._staged = {}
+
+    def _row(self, slot: int) -> Tensor:
+        number = slot if slot < self._memory_slots else slot - self._memory_slots
+        return self._file(slot).view(number * self._row_bytes, self.dtype, self.row_length)
+
+    def _file(self, slot: int) -> GrowingMemory:
+        kind = "memory" if slot < self._memory_slots else "scratch"
+        if kind not in self.files:
+            self.files[kind] = GrowingMemory(kind == "memory", self._folder)
+        return self.files[kind]

@@ -1,0 +1,152 @@
+"""How fast the engine is on this machine, beside a loop written by hand, on made-up clients.
+
+Every client has one batch, on which it takes all its steps, so that the loop does the same work and must end
+with the same loss.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flatfed.algorithms.fedavg import fedavg
+from flatfed.core.sampling import cohort
+from flatfed.core.settings import Settings
+from flatfed.data.federation import Federation, Samples
+from flatfed.training.loop import Progress, train
+from flatfed.models import MODELS
+
+CLIENTS, PARTICIPANTS, WARM_UP, RATE = 100, 10, 2, 0.05
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model, and how a client trains it."""
+
+    model: str
+    options: dict[str, Any]
+    shape: tuple[int, ...]
+    batch: int
+    steps: int
+    classes: int = 10
+
+    def make_model(self) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return MODELS[self.model](self.shape, self.classes, **self.options)
+
+    def clients(self) -> list[Samples]:
+        return [self._client(torch.Generator().manual_seed(number)) for number in range(CLIENTS)]
+
+    def _client(self, generator: torch.Generator) -> Samples:
+        targets = torch.randint(self.classes, (self.batch,), generator=generator)
+        if self.model == "char_lstm":
+            return torch.randint(self.classes, (self.batch, *self.shape), generator=generator), targets
+        return torch.randn(self.batch, *self.shape, generator=generator), targets
+
+
+WORKLOADS = {
+    "logistic regression": Workload("logistic_regression", {}, (784,), 48, 10),
+    "MLP": Workload("mlp", {"hidden": [200]}, (784,), 128, 10),
+    "LeNet-5": Workload("lenet5", {}, (3, 32, 32), 50, 5),
+    "FedDyn CNN": Workload("feddyn_cnn", {}, (3, 32, 32), 50, 2),
+    "character LSTM": Workload("char_lstm", {}, (80,), 100, 2, classes=80),
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds of the best round, of the engine and of the loop, and how each ended."""
+
+    path: str
+    reason: str
+    parameters: int
+    seconds: float
+    loop_seconds: float
+    loss: float
+    loop_loss: float
+
+
+def measure(workload: Workload, rounds: int, tick: Callable[[], None]) -> Measured:
+    """The engine's rounds and the loop's take turns, so that both see the same machine."""
+    settings = Settings(
+        rounds=rounds + WARM_UP,
+        participants=PARTICIPANTS,
+        local_steps=workload.steps,
+        batch_size=workload.batch,
+        lr=RATE,
+        evaluate_every=rounds + WARM_UP,
+    )
+    clients = workload.clients()
+    loop_model = workload.make_model()
+    loop, threads = loop_rounds(loop_model, clients, settings), torch.get_num_threads()
+    seconds: list[float] = []
+    loop_seconds: list[float] = []
+    before = time.perf_counter()
+
+    def turn(progress: Progress) -> None:
+        nonlocal before
+        seconds.append(time.perf_counter() - before)
+        # The loop has torch's own threads, which the engine switches off for its workers.
+        torch.set_num_threads(threads)
+        loop_seconds.append(next(loop))
+        torch.set_num_threads(1)
+        tick()
+        before = time.perf_counter()
+
+    run = train(
+        workload.make_model(),
+        Federation.from_tensors(clients),
+        fedavg(),
+        callbacks=[turn],
+        **settings.model_dump(),
+    )
+    return Measured(
+        path=run.path,
+        reason=run.path_reason,
+        parameters=sum(parameter.numel() for parameter in loop_model.parameters()),
+        seconds=min(seconds[WARM_UP:]),
+        loop_seconds=min(loop_seconds[WARM_UP:]),
+        loss=mean_loss(run.model, clients),
+        loop_loss=mean_loss(loop_model, clients),
+    )
+
+
+def loop_rounds(model: nn.Module, clients: list[Samples], settings: Settings) -> Iterator[float]:
+    """FedAvg as one would write it down, round by round; yields their seconds."""
+    parameters = list(model.parameters())
+    for number in range(settings.rounds):
+        began = time.perf_counter()
+        members = cohort(settings, len(clients), number)
+        received = [parameter.detach().clone() for parameter in parameters]
+        total = [torch.zeros_like(parameter) for parameter in parameters]
+        for client in members:
+            _set(parameters, received)
+            optimizer = torch.optim.SGD(parameters, lr=settings.lr)
+            inputs, targets = clients[client]
+            for _ in range(settings.local_steps or 0):
+                optimizer.zero_grad()
+                with torch.enable_grad():
+                    F.cross_entropy(model(inputs), targets).backward()
+                optimizer.step()
+            for whole, parameter in zip(total, parameters, strict=True):
+                whole.add_(parameter.detach())
+        _set(parameters, [whole / len(members) for whole in total])
+        yield time.perf_counter() - began
+
+
+@torch.no_grad()
+def _set(parameters: list[nn.Parameter], values: list[Tensor]) -> None:
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.copy_(value)
+
+
+@torch.no_grad()
+def mean_loss(model: nn.Module, clients: list[Samples]) -> float:
+    return float(torch.stack([F.cross_entropy(model(inputs), targets) for inputs, targets in clients]).mean())

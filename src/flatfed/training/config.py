@@ -1,0 +1,288 @@
+"""A whole experiment as one frozen, checked value, read from a TOML file.
+
+[data]
+dataset = "digits"
+clients = 100
+
+[partition]
+name = "dirichlet_client"
+concentration = 0.1
+
+[model]
+name = "mlp"
+hidden = [64]
+
+[algorithm]
+name = "fedmoswa"          # or parts by slot: gradient = { part = "sharpness_aware", radius = 0.05 }
+
+[training]
+rounds = 100
+participation = 0.1
+local_steps = 10
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from torch import nn
+
+from flatfed.algorithms import build
+from flatfed.core import random
+from flatfed.core.algorithm import Algorithm
+from flatfed.core.errors import FlatfedError, did_you_mean, one_line
+from flatfed.core.part import SLOTS
+from flatfed.core.settings import Settings
+from flatfed.core.types import Count
+from flatfed.data.client_tests import matching_rows, own_rows
+from flatfed.data.datasets import DATASETS, TrainTest
+from flatfed.data.federation import Federation, Pool, PooledFederation
+from flatfed.data.partition import PARTITIONS, Natural, Partition
+from flatfed.data.partition.base import Indices
+from flatfed.models import MODELS
+from flatfed.training.loop import Callback, Run, train
+
+Named = Annotated[dict[str, Any], Field(min_length=1)]
+
+
+class DataConfig(BaseModel):
+    """Which data, and among how many clients they are divided."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    dataset: str = "digits"
+    clients: Count = 100
+    client_tests: Count | Literal["matching"] | None = None
+    """Test samples for each client that match its training data: how many, or "matching" for as many as an
+    equal share of the test set has. Natural clients may have test samples of their own; they get those."""
+    options: dict[str, Any] = {}
+    """What the data set's loader takes, for instance augmentation = "crop_flip"."""
+
+    @field_validator("client_tests", mode="before")
+    @classmethod
+    def _count_or_matching(cls, value: Any) -> Any:
+        whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+        if value is not None and value != "matching" and not whole:
+            raise ValueError(f'{value!r} is neither a number of samples, 1 or more, nor "matching"')
+        return value
+
+    @field_validator("dataset")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value not in DATASETS:
+            raise ValueError(f"{value!r} is unknown; {did_you_mean(value, DATASETS)}")
+        return value
+
+
+class Config(BaseModel):
+    """Data, partition, model, algorithm and training settings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    data: DataConfig = DataConfig()
+    partition: Named = {"name": "dirichlet_client", "concentration": 0.1}
+    model: Named = {"name": "mlp", "hidden": [64]}
+    algorithm: Named = {"name": "fedavg"}
+    training: Settings
+
+    @field_validator("partition", "model", "algorithm", mode="before")
+    @classmethod
+    def _name_alone(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @classmethod
+    def checked(cls, values: Mapping[str, Any]) -> Config:
+        """A config whose every name and option is known to be good, or a one-line error."""
+        try:
+            config = cls(**values)
+        except ValidationError as error:
+            raise FlatfedError(one_line(error, _known_fields(error))) from None
+        except TypeError:
+            raise FlatfedError("config: keys must be strings") from None
+        config.make_algorithm()
+        if config.partition.get("name") != "natural":  # which needs the data's own groups
+            config._partition()
+        loader = DATASETS[config.data.dataset]
+        _check_options(f"data.options ({config.data.dataset})", config.data.options, loader)
+        _named_function("model", config.model, MODELS)
+        config.training.cohort_size(config.data.clients)
+        return config
+
+    @classmethod
+    def read(cls, path: Path, assignments: Sequence[str] = ()) -> Config:
+        """A config from a TOML file, with `key.key=value` assignments on top."""
+        return cls.checked(with_assignments(read_toml(path), assignments))
+
+    def make_algorithm(self) -> Algorithm:
+        return build(self.algorithm)
+
+    def make_federation(self) -> PooledFederation:
+        data = _loaded(self.data.dataset, json.dumps(self.data.options))
+        generator = random.numpy_generator(self.training.seed, "partition")
+        try:
+            partition = self._partition(data.groups)
+            rows = partition.split(data.train_targets.numpy(), self.data.clients, generator)
+        except ValueError as error:
+            raise FlatfedError(f"partition.{self.partition['name']}: {error}") from None
+        test = (data.test_inputs, data.test_targets)
+        client_rows = self._client_tests(data, rows)
+        tests = None
+        if client_rows is not None:
+            tests = Pool("client_tests", *test, [torch.from_numpy(own) for own in client_rows])
+        return PooledFederation(
+            Pool("clients", data.train_inputs, data.train_targets, [torch.from_numpy(own) for own in rows]),
+            test,
+            data.transform,
+            data.classes,
+            tests,
+        )
+
+    def _client_tests(self, data: TrainTest, rows: Sequence[Indices]) -> list[Indices] | None:
+        wanted, clients = self.data.client_tests, self.data.clients
+        if wanted is None:
+            return None
+        natural = self.partition["name"] == "natural" and "groups" not in self.partition
+        try:
+            if natural and data.groups is not None and data.test_groups is not None:
+                if wanted != "matching":
+                    raise ValueError('the clients have test samples of their own; use "matching" for those')
+                return own_rows(rows, data.groups, data.test_groups)
+            size = len(data.test_targets) // clients if wanted == "matching" else wanted
+            if size < 1:
+                raise ValueError(
+                    f"{len(data.test_targets)} test samples are too few for {clients} clients; give a number"
+                )
+            generator = random.numpy_generator(self.training.seed, "client_tests")
+            labels = data.train_targets.numpy(), data.test_targets.numpy()
+            return matching_rows(rows, *labels, size, generator)
+        except ValueError as error:
+            raise FlatfedError(f"data.client_tests = {wanted!r}: {error}") from None
+
+    def make_model(self, federation: Federation) -> nn.Module:
+        """The model with its first weights, which depend on the seed alone."""
+        data = federation.client(0)
+        seen = federation.transform.evaluate(data.batch(torch.tensor([0]))[0])
+        return make_model(self.model, tuple(seen.shape[1:]), federation.classes, self.training.seed)
+
+    def run(
+        self, federation: Federation, folder: Path | None = None, callbacks: Sequence[Callback] = ()
+    ) -> Run:
+        """Trains what the config describes on its federation, in a run folder if one is given."""
+        return train(
+            self.make_model(federation),
+            federation,
+            self.make_algorithm(),
+            folder=folder,
+            config=json.loads(self.model_dump_json()),
+            callbacks=callbacks,
+            evaluate_clients=True,
+            **self.training.model_dump(),
+        )
+
+    def _partition(self, groups: Any = None) -> Partition:
+        make, options = _named_function("partition", self.partition, PARTITIONS)
+        if make is Natural and "groups" not in options:
+            if groups is None:
+                raise FlatfedError(
+                    f"partition.name = 'natural': the samples of {self.data.dataset} belong to nobody in "
+                    "particular; use another partition"
+                )
+            options["groups"] = groups
+        try:
+            return make(**options)
+        except ValidationError as error:
+            known = inspect.signature(make).parameters
+            prefix = f"partition.{self.partition['name']}"
+            raise FlatfedError(one_line(error, known, prefix=prefix)) from None
+
+
+def make_model(
+    description: Mapping[str, Any], input_shape: tuple[int, ...], classes: int | None, seed: int
+) -> nn.Module:
+    """The model of a {name, options…} table with its first weights."""
+    make, options = _named_function("model", description, MODELS)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(random.key(seed, "weights"))
+        try:
+            return make(input_shape, classes, **options)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise FlatfedError(f"model.{description['name']}: {error}") from None
+
+
+def _named_function(
+    field: str, description: Mapping[str, Any], known: Mapping[str, Callable[..., Any]]
+) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """What a {name, options…} table calls, its options checked against the signature."""
+    name = description.get("name")
+    if name is None:
+        raise FlatfedError(f"{field}.name: missing; choose from: {', '.join(sorted(known))}")
+    if not isinstance(name, str) or name not in known:
+        raise FlatfedError(f"{field}.name = {name!r}: unknown; {did_you_mean(str(name), known)}")
+    options = {key: value for key, value in description.items() if key != "name"}
+    _check_options(f"{field}.{name}", options, known[name])
+    return known[name], options
+
+
+def _check_options(field: str, options: Mapping[str, Any], function: Callable[..., Any]) -> None:
+    known = [
+        name for name in inspect.signature(function).parameters if name not in {"input_shape", "classes"}
+    ]
+    for option in options:
+        if option not in known:
+            hint = did_you_mean(option, known) if known else "there are no options"
+            raise FlatfedError(f"{field}.{option}: unknown; {hint}")
+
+
+@functools.lru_cache(maxsize=2)
+def _loaded(name: str, options: str) -> TrainTest:
+    """A data set, read once for all runs of a comparison."""
+    return DATASETS[name](**json.loads(options))
+
+
+def _known_fields(error: ValidationError) -> Sequence[str]:
+    """The names that could have been meant where the first complaint is."""
+    table = error.errors()[0]["loc"][:-1]
+    tables: dict[str, type[BaseModel]] = {"data": DataConfig, "training": Settings}
+    return list((tables.get(str(table[0]), Config) if table else Config).model_fields)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise FlatfedError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise FlatfedError(f"{path}: not a text file; give a TOML config") from None
+    except tomllib.TOMLDecodeError as error:
+        raise FlatfedError(f"{path}: not valid TOML: {error}") from None
+
+
+def with_assignments(values: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
+    """A copy of nested tables with `key.key=value` applied; values are TOML or plain text."""
+    changed: dict[str, Any] = json.loads(json.dumps(values))
+    for assignment in assignments:
+        key, sign, text = assignment.partition("=")
+        if not sign or not key.strip():
+            raise FlatfedError(f"--set {assignment}: write it as key=value, for instance training.lr=0.05")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()
+        *tables, last = key.strip().split(".")
+        place = changed
+        for table in tables:
+            if isinstance(place.get(table), str):
+                place[table] = {"part" if table in SLOTS else "name": place[table]}
+            place = place.setdefault(table, {})
+            if not isinstance(place, dict):
+                raise FlatfedError(f"--set {assignment}: {table} is not a table")
+        place[last] = value
+    return changed

@@ -1,0 +1,131 @@
+"""A real deployment on this machine: one SuperLink and four SuperNodes, with TLS and registered keys.
+
+The commands are those of docs/deployment.md. Takes a few minutes, because Flower's processes poll.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from federation_of_sites import SITES, Federation, deployed, free_port, kill, processes, until
+from safetensors.torch import load_file
+
+import flatfed as ff
+from flatfed.core.sampling import cohort
+from flatfed.data.datasets.digits import load_digits_tensors
+from flatfed.training.config import Config
+
+pytest.importorskip("flwr", reason="needs the extra flower: pip install 'flatfed[flower]'")
+for program in ("openssl", "ssh-keygen", "bash"):
+    if shutil.which(program) is None:
+        pytest.skip(f"needs {program}", allow_module_level=True)
+if not Path("/proc/self/stat").exists():
+    pytest.skip("finds Flower's processes in /proc, which only Linux has", allow_module_level=True)
+
+
+def laptop(config: Config, sites: int = 4, without: frozenset[tuple[int, int]] = frozenset()) -> ff.Run:
+    """What the local engine makes of the first sites' data, `without` some (round, client)."""
+    data = load_digits_tensors()
+    clients = [(data.train_inputs[site::4], data.train_targets[site::4]) for site in range(sites)]
+    federation = ff.Federation.from_tensors(clients, (data.test_inputs, data.test_targets))
+    federation.classes = data.classes
+
+    def some(settings: ff.Settings, clients: int, number: int) -> list[int]:
+        return [client for client in cohort(settings, clients, number) if (number, client) not in without]
+
+    settings = {**config.training.model_dump(), "path": "client"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("flatfed.training.loop.cohort", some)
+        return ff.train(config.make_model(federation), federation, config.make_algorithm(), **settings)
+
+
+def assert_same(run: Path, expected: ff.Run) -> None:
+    """To rounding: sites and server may be different kinds of machines."""
+    found = load_file(run / "model.safetensors")
+    for name, value in expected.model.state_dict().items():
+        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
+    lines = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
+    for line, other in zip(lines, expected.history, strict=True):
+        assert line["participants"] == other["participants"]
+        assert line["train_loss"] == pytest.approx(other["train_loss"], rel=1e-4)
+        assert line["test_accuracy"] == pytest.approx(other["test_accuracy"], abs=0.01)
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    with deployed(tmp_path_factory.mktemp("deployment")) as found:
+        yield found
+
+
+def test_who_is_not_registered_and_who_has_the_wrong_certificate_is_refused(federation):
+    block = federation.block("5. The SuperNodes")
+    federation.do(federation.block("3. A key for every site"), SITE="stranger")
+    federation.start("stranger", block, SITE="stranger", SITE_PORT=str(free_port()))
+    federation.do(
+        federation.block("1. Certificates").partition("openssl req -newkey")[0].replace("ca.", "other-ca.")
+    )
+    wrong = block.replace("ca.crt", "other-ca.crt").replace('$SITE" --port', 'stranger" --port')
+    federation.start("deceived", wrong, SITE="stranger", SITE_PORT=str(free_port()))
+    for name, complaint in (("stranger", "305"), ("deceived", "CERTIFICATE_VERIFY_FAILED")):
+        process = federation.processes[name]
+        until(lambda process=process: process.poll() is not None, f"{name} gives up")
+        assert process.returncode != 0 and complaint in federation.log(name)
+        assert "SuperNode ID" not in federation.log(name)
+
+
+def test_a_killed_server_and_a_restarted_site_go_on(federation):
+    """FedMoSWA's control variates are on the sites' disks, everything else in the run's folder."""
+    config = federation.configure('[algorithm]\nname = "fedmoswa"', 3)
+    run = federation.run("fedmoswa")
+    until(lambda: federation.rounds(run) >= 1, "the first round")
+    running = processes(FLWR_HOME=federation.environment["FLWR_HOME"])
+    servers = [process for process, line in running.items() if "flwr-serverapp" in line]
+    assert servers, running
+    kill(servers)
+    federation.stop("site-2")
+    federation.start_site("site-2")
+    assert federation.rounds(run) < 3
+    federation.run("fedmoswa")
+    assert len(federation.finished(run)) == 3
+    assert_same(run, laptop(config))
+
+
+def test_server_side_work_and_vectors_sent_once(federation):
+    """FedSynSAM, over two of the sites that are connected."""
+    algorithm = (
+        '[algorithm]\nname = "fedsynsam"\nwarm_rounds = 1\nsamples_per_class = 2\niterations = 3\nspan = 1'
+    )
+    config = federation.configure(algorithm, 3, clients=SITES[:2], minimum_clients=2)
+    run = federation.run("fedsynsam")
+    federation.finished(run)
+    assert_same(run, laptop(config, sites=2))
+
+
+def test_a_site_killed_in_the_middle_of_a_round_does_not_hang_it(federation):
+    """The round is that of the others. This test comes last: Flower refuses the site for a minute."""
+    config = federation.configure(
+        '[algorithm]\nname = "fedavg"', 2, minimum_clients=3, round_timeout=60, attempts=10
+    )
+    source = federation.folder / "my-federation" / "my_federation" / "data.py"
+    slow, reached = federation.folder / "slow", federation.folder / "reached"
+    # The last site hangs while it loads its data in the second round, and tells that it does.
+    hang = f"    if site == 4 and Path({str(slow)!r}).exists():\n        Path({str(reached)!r}).touch()\n"
+    hang += "        time.sleep(600)\n    data = load"
+    text = source.read_text().replace("    data = load", hang, 1)
+    source.write_text(text.replace("from flwr", "import time\nfrom pathlib import Path\n\nfrom flwr", 1))
+    run = federation.run("fedavg")
+    until(lambda: federation.rounds(run) == 1, "the first round")
+    slow.touch()
+    until(reached.exists, "the site is in the middle of a round")
+    lost = federation.rounds(run)
+    federation.stop("site-4", signal.SIGKILL)
+    lines = federation.finished(run)
+    assert [line["participants"] for line in lines] == [4] * lost + [3] * (2 - lost)
+    assert "site-4 (client 3) is left out" in federation.log("fedavg")
+    assert_same(run, laptop(config, without=frozenset((number, 3) for number in range(lost, 2))))

@@ -1,0 +1,530 @@
+"""The papers' tables: every cell is a good config, says what the paper says, and runs."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import statistics
+
+import pytest
+from data import fake
+from typer.testing import CliRunner
+
+from flatfed import cli
+from flatfed.core.errors import FlatfedError
+from flatfed.papers import sweeps, tables
+from flatfed.papers.presets import ALIASES, COMPRESSORS, METHODS, cells, checked, small
+from flatfed.papers.reproduce import chosen_cells, seeded
+from flatfed.runs.compare import is_complete, run_folder
+from flatfed.training import config as config_module
+from flatfed.training.config import with_assignments
+
+TABLES = [name for name, content in tables().items() if "diagnostic" not in content]
+
+
+def cell(table, block, method, swept=None):
+    found = [each for each in cells(table) if (each.block, each.method, each.swept) == (block, method, swept)]
+    assert len(found) == 1
+    return found[0]
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_cell_is_a_good_config_at_both_scales(table):
+    for each in cells(table):
+        made = checked(each)
+        assert made.training.rounds == each.config["training"]["rounds"]
+        config_module.Config.checked(small(each.config))
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_cells_are_the_tables_own_numbers(table):
+    left = list(cells(table))
+    for index, block in enumerate(tables()[table]["blocks"]):
+        setting = block["setting"]
+        targets = setting.get("targets", [setting["target"]] if "target" in setting else [])
+        rows = dict(block["results"])
+        if "DynaFed" in rows:  # what was published under that name has a row of its own
+            rows["DynaFed (as published)"] = {}
+        for method, printed in rows.items():
+            for position, swept in enumerate(setting.get("values", [None])):
+                each = left.pop(0)
+                assert (each.block, each.method, each.swept) == (index, method, swept)
+                assert [100 * target for target in each.targets] == pytest.approx(targets)
+                for key, value in printed.items():
+                    per_value = "values" in setting and isinstance(value, list)
+                    assert each.printed[key] == (value[position] if per_value else value)
+                rounds = each.printed.get("rounds_to_targets")
+                assert rounds is None or len(rounds) == len(each.targets)
+    assert not left
+
+
+def test_values_of_a_sweep_match_its_rows():
+    for table in TABLES:
+        for block in tables()[table]["blocks"]:
+            values = block["setting"].get("values")
+            for printed in block["results"].values():
+                if values is not None:
+                    assert len(printed["acc"]) == len(values)
+
+
+# Each line was read off the paper's table: what is printed, and what has to be run for it.
+SPOT_CHECKS = [
+    (
+        ("fedswa/table2", 5, "FedMoSWA", None),
+        {"acc": 67.9, "std": 0.4, "rounds_to_target": 330},
+        {"name": "fedmoswa"},
+        ("dirichlet_client_refill", 0.6),
+        {"participation": 0.1, "rounds": 1000, "lr": 0.2, "batch_size": 50, "local_epochs": 5},
+    ),
+    (
+        ("fedswa/table3", 3, "FedSAM", None),
+        {"acc": 71.4, "std": 0.2, "rounds_to_target": 212},
+        {"name": "fedsam", "radius": 0.05},
+        ("dirichlet_client_refill", 0.1),
+        {"participation": 0.1, "rounds": 400},
+    ),
+    (
+        ("fedswa/table4", 0, "FedSWA", 0.3),
+        {"acc": 57.9},
+        {"name": "fedswa", "final_rate": 0.3},
+        ("dirichlet_client_refill", 0.6),
+        {"participation": 0.1, "rounds": 1000},
+    ),
+    (
+        ("fedswa/table5", 0, "FedMo (ii)", None),
+        {"acc": 62.5, "gain": 4.3},
+        {"name": "fedmo"},
+        ("dirichlet_client_refill", 0.6),
+        {"participation": 1.0, "rounds": 300},
+    ),
+    (
+        ("fedsagd/table2", 2, "FedLNAG", None),
+        {"top_acc": 81.92, "rounds_to_targets": [41, 196]},
+        {"name": "fedlnag"},
+        ("dirichlet_client", 0.3),
+        {"participation": 0.01, "rounds": 2000, "batch_size": 48, "local_epochs": 20},
+    ),
+    (
+        ("fedsagd/table3", 0, "FedCM", "iid"),
+        {"acc": 82.07},
+        {"name": "fedcm"},
+        ("iid", None),
+        {"participation": 0.01, "rounds": 2000},
+    ),
+    (
+        ("fedsagd/table4", 0, "SCAFFOLD", 5.0),
+        {"acc": 81.97},
+        {"name": "scaffold"},
+        ("dirichlet_client", 0.3),
+        {"participation": 0.05, "rounds": 2000},
+    ),
+    (
+        ("fedsagd/table12", 0, "FedSAGD", 0.0005),
+        None,
+        {"name": "fedsagd", "decay_weight": 0.0005},
+        ("dirichlet_client", 0.1),
+        {"participation": 0.1, "rounds": 500},
+    ),
+    (
+        ("fedsagd/table15", 0, "Alg12", None),
+        {"acc_250": 77.31, "acc_500": 79.7, "rounds_to_targets": [172, 487]},
+        {"name": "feddyn", "regularisation": 0.01},
+        ("natural", None),
+        {"participants": 5, "rounds": 500},
+    ),
+    (
+        ("fedsam/table1", 0, "MoFedSAM", None),
+        {"val_acc": 85.07, "val_dev": 2.95, "rounds_to_target": 24},
+        {"name": "mofedsam", "radius": 0.2},
+        ("dirichlet_client", 0.6),
+        {"participation": 0.2, "rounds": 1000, "sampling": "bernoulli", "local_epochs": 10},
+    ),
+    (
+        ("fednsam/table3", 0, "FedNSAM", None),
+        {"acc": 70.12, "rounds_to_target": 67},
+        {"name": "fednsam"},
+        ("dirichlet_client_refill", 0.1),
+        {"participation": 0.05, "rounds": 100, "lr": 0.01, "batch_size": 16},
+    ),
+    (
+        ("fednsam/table4", 0, "FedAvgM", None),
+        {"acc": 15.72, "std": 0.23, "rounds_to_target": None},
+        {"name": "fedavgm"},
+        ("dirichlet_client_refill", 0.6),
+        {"participation": 0.02, "rounds": 1000},
+    ),
+]
+
+
+@pytest.mark.parametrize(("place", "printed", "algorithm", "partition", "training"), SPOT_CHECKS)
+def test_hand_picked_cells(place, printed, algorithm, partition, training):
+    each = cell(*place)
+    if printed is not None:
+        assert {key: each.printed[key] for key in printed} == printed
+    made = each.config
+    assert made["algorithm"] == algorithm
+    assert (made["partition"]["name"], made["partition"].get("concentration")) == partition
+    assert {key: made["training"][key] for key in training} == training
+
+
+def test_the_fixed_settings_of_the_sensitivity_tables_are_the_methods_defaults():
+    options = {"mu": "decay_weight", "lambda": "proximal_weight", "beta": "momentum_decay"}
+    for number in range(8, 14):
+        block = tables()[f"fedsagd/table{number}"]["blocks"][0]
+        for each in cells(f"fedsagd/table{number}"):
+            built = checked(each).make_algorithm().options
+            for symbol, value in block["setting"]["fixed"].items():
+                assert built[options[symbol]] == value
+            assert built[options[block["setting"]["sweep"]]] == each.swept
+
+
+def disagreements(each):
+    """(strictly impossible, at odds) for every target: a last round may be below an earlier one."""
+    printed = each.printed
+    rounds = printed.get("rounds_to_targets", [printed.get("rounds_to_target")])
+    best = printed.get("top_acc")
+    last = next((printed[key] for key in ("acc", "val_acc", "acc_500") if key in printed), None)
+    value = best if best is not None else last
+    if value is None or not ("rounds_to_targets" in printed or "rounds_to_target" in printed):
+        return []
+    found = []
+    for target, reached in zip(each.targets, rounds, strict=True):
+        above = value >= 100 * target - 1e-9
+        never = above and reached is None
+        too_low = not above and reached is not None
+        found.append((never or (too_low and best is not None), never or too_low))
+    return found
+
+
+def test_every_impossible_cell_is_marked_and_only_those():
+    marked = 0
+    for table in TABLES:
+        for each in cells(table):
+            found = disagreements(each)
+            mark = each.printed.get("impossible")
+            if any(strict for strict, _ in found):
+                assert mark, (table, each.label)
+            if mark:
+                marked += 1
+                assert any(odd for _, odd in found), (table, each.label, mark)
+                figure = each.printed.get("top_acc", each.printed.get("acc"))
+                assert f"{figure:.2f}" in mark
+    assert marked == 7
+
+
+def test_a_round_to_a_target_lies_within_the_run():
+    for table in TABLES:
+        for block in tables()[table]["blocks"]:
+            for printed in block["results"].values():
+                numbers = printed.get("rounds_to_targets", [printed.get("rounds_to_target")])
+                for number in numbers:
+                    assert number is None or number <= block["setting"].get("rounds", 1000)
+
+
+def test_compressors_are_those_of_the_table():
+    made = cell("fedsynsam/table2", 0, "FedSAM").config["algorithm"]
+    assert made["compress"] == {"part": "quantize", "bits": 4}
+    made = cell("fedsynsam/table2", 3, "FedSMOO").config["algorithm"]
+    assert made["compress"] == {"part": "top_k", "ratio": 0.25}
+    eigenvalues = {each.method: each.config["algorithm"] for each in cells("fedsynsam/table1")[:4]}
+    assert {name: made.get("compress", {}).get("part") for name, made in eigenvalues.items()} == {
+        "w/o Compression": None,
+        "8-bit Quantization": "quantize",
+        "Top-k (0.25 sparsity)": "top_k",
+        "4-bit Quantization": "quantize",
+    }
+    assert all(made["name"] == "fedavg" for made in eigenvalues.values())
+
+
+def test_methods_of_equal_computation_take_their_own_steps():
+    steps = {each.method: each.config["training"]["local_steps"] for each in cells("fedsynsam/table4")[:3]}
+    assert steps == {"FedAvg": 20, "FedLESAM": 20, "FedSynSAM": 10}
+
+
+def test_dynafed_is_there_twice():
+    named = {each.method: each.config["algorithm"]["name"] for each in cells("fedsynsam/table2")}
+    assert named["DynaFed"] == "dynafed_syn_only"
+    assert named["DynaFed (as published)"] == "dynafed"
+
+
+def test_figures_that_show_no_accuracies_say_what_they_show():
+    listed = " ".join(CliRunner().invoke(cli.app, ["reproduce"]).stdout.replace("│", " ").split())
+    figures = {table: content for table, content in tables().items() if "diagnostic" in content}
+    assert set(figures) == {"fedsagd/figure1", "fedsagd/figure2", "fedsagd/figure3"}
+    for table, content in figures.items():
+        with pytest.raises(FlatfedError, match="not accuracies but") as caught:
+            cells(table)
+        assert content["diagnostic"] in str(caught.value)
+        assert f"{content['title']} (a diagnostic, not accuracies: " in listed
+
+
+@pytest.mark.parametrize(
+    ("figure", "repeated"), [("fedswa/figure1", "fedswa/table3"), ("fednsam/figure2", "fednsam/table4")]
+)
+def test_captions_repeat_cells_of_a_table(figure, repeated):
+    for each in cells(figure):
+        same = [other for other in cells(repeated) if other.config == each.config]
+        assert same and {other.method for other in same} == {each.method}
+        assert {other.printed["acc"] for other in same} == {each.printed["acc"]}
+
+
+def test_the_captions_of_fedsam_contradict_its_table():
+    for each in cells("fedsam/figure4"):
+        (other,) = (
+            other
+            for other in cells("fedsam/table1")
+            if other.config == each.config and other.method == each.method
+        )
+        assert other.printed["val_acc"] != each.printed["val_acc"]
+        assert f"{other.printed['val_acc']:.2f}" in " ".join(tables()["fedsam/figure4"]["notes"])
+
+
+# -- step sizes -------------------------------------------------------------------------------------------
+
+
+def test_every_step_size_says_where_it_comes_from():
+    for table in TABLES:
+        for each in cells(table):
+            assert each.origin.partition(":")[0] in {"paper", "released code", "not stated"}
+    assert cell("fedsagd/table2", 2, "FedAvg").origin == "paper"
+    assert cell("fednsam/table3", 0, "FedNSAM").origin == "paper"
+    assert cell("fednsam/table2", 0, "FedNSAM").origin.startswith("released code: ")
+    assert cell("fedsagd/table15", 0, "FedSAGD").origin.startswith("not stated: ")
+
+
+def test_what_sweeps_found_is_used_only_when_asked_for():
+    for found in sweeps():
+        for table in found["tables"]:
+            chosen = [
+                each
+                for each in cells(table)
+                if each.dataset == found["dataset"] and found.get("part", "") in each.title
+            ]
+            assert set(found["best"]) <= {each.method for each in chosen}
+            for each in chosen:
+                if each.method not in found["best"]:
+                    continue
+                (tuned,) = chosen_cells(table, [each.method], each.title, tuned=True)
+                assert tuned.origin == f"flatfed sweep: {found['origin']}"
+                assert tuned.config == with_assignments(each.config, found["best"][each.method])
+                assert checked(tuned).training.lr == tuned.config["training"]["lr"]
+                (plain,) = chosen_cells(table, [each.method], each.title)
+                assert plain == each
+
+
+def test_a_sweep_of_a_part_is_for_that_part(monkeypatch):
+    found = {
+        "tables": ["fedsynsam/table2"],
+        "dataset": "Fashion-MNIST",
+        "part": "path(1)",
+        "origin": "somewhere",
+        "best": {"FedSAM": ["training.lr=0.5"]},
+    }
+    monkeypatch.setattr("flatfed.papers.presets.sweeps", lambda: [found])
+    rates = {
+        each.title: each.config["training"]["lr"]
+        for each in chosen_cells("fedsynsam/table2", ["FedSAM"], "Fashion-MNIST", tuned=True)
+    }
+    assert {rate for title, rate in rates.items() if "path(1)" in title} == {0.5}
+    assert {rate for title, rate in rates.items() if "path(1)" not in title} == {0.05}
+
+
+def test_a_step_size_of_ones_own_is_nobody_elses():
+    (changed,) = chosen_cells(
+        "fedsagd/table2", ["FedAvg"], "EMNIST-L", assignments=["training.lr=0.5"], tuned=True
+    )
+    assert (changed.origin, changed.config["training"]["lr"]) == ("--set", 0.5)
+
+
+# -- running them -----------------------------------------------------------------------------------------
+
+
+def key(table, each):
+    """What there is to try about a cell: its block, its model on its data, its method's settings."""
+    paper = table.partition("/")[0]
+    config = small(each.config)
+    data = config["data"]["dataset"], json.dumps(config["model"], sort_keys=True)
+    method = paper, ALIASES.get(each.method, each.method)
+    return {("block", table, each.block), ("data", *data), ("method", *method)}
+
+
+def plan():
+    """The fewest cells, greedily, that leave out no block, no model, no data and no method."""
+    tried: set = set()
+    chosen: dict[str, list] = {}
+    for table in TABLES:
+        waiting = list(cells(table))
+        while waiting:
+            best = max(waiting, key=lambda each: len(key(table, each) - tried))
+            if key(table, best) <= tried:
+                break
+            tried |= key(table, best)
+            chosen.setdefault(table, []).append(best)
+            waiting.remove(best)
+    return chosen
+
+
+PLAN = plan()
+
+
+def test_the_plan_leaves_nothing_out():
+    assert list(PLAN) == TABLES
+    methods = {
+        (table.partition("/")[0], ALIASES.get(each.method, each.method))
+        for table in TABLES
+        for each in PLAN[table]
+    }
+    asked = {(t.partition("/")[0], ALIASES.get(c.method, c.method)) for t in TABLES for c in cells(t)}
+    assert methods == asked
+    assert all(method in METHODS[paper] or method in COMPRESSORS for paper, method in methods)
+    for table in TABLES:
+        assert {each.block for each in PLAN[table]} == set(range(len(tables()[table]["blocks"])))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Generated data where loaders look for them; the rest of the tests must not see them."""
+    made = tmp_path_factory.mktemp("papers")
+    fake.write_everything(made / "data")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FLATFED_DATA", str(made / "data"))
+        config_module._loaded.cache_clear()
+        yield made
+    config_module._loaded.cache_clear()
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_the_command_runs_a_table_at_small_scale(table, folder, monkeypatch):
+    wanted = {(each.block, each.label) for each in PLAN[table]}
+
+    def picked(*arguments):
+        return [each for each in chosen_cells(*arguments) if (each.block, each.label) in wanted]
+
+    monkeypatch.setattr(cli.papers, "chosen_cells", picked)
+    # Cells that several tables have in common are run once.
+    arguments = ["reproduce", table, "--scale", "small", "--seeds", "1", "--runs", str(folder / "runs")]
+    done = CliRunner().invoke(cli.app, arguments)
+    assert done.exit_code == 0, done.output
+    assert f"{len(wanted)} cells × 1 seeds" in done.stdout
+    assert "left out" not in done.stderr
+    shown = " ".join(done.stdout.split())
+    for each in PLAN[table]:
+        assert each.label.split(",")[0] in shown
+    for each in picked(table, [], None, None, "small"):
+        config = seeded(each, 0)
+        assert is_complete(config, run_folder(config, folder / "runs"))
+    for note in tables()[table]["notes"]:
+        assert " ".join(note.split())[:40] in shown
+
+
+def test_only_and_methods_choose_cells(folder):
+    which = ["--only", "EMNIST-L", "--methods", "FedSAGD", "--methods", "fedavg", "--seeds", "2"]
+    arguments = ["reproduce", "fedsagd/table2", "--scale", "small", *which, "--runs", str(folder / "own")]
+    done = CliRunner().invoke(cli.app, arguments)
+    assert done.exit_code == 0, done.output
+    assert "2 cells × 2 seeds; 4 runs to do, 8 rounds" in done.stdout
+    assert "82.24" in done.stdout and "81.01" in done.stdout
+    assert sum(path.is_dir() for path in (folder / "own").iterdir()) == 4
+
+
+def test_tuned_step_sizes_are_shown_with_their_origin(folder):
+    which = ["--only", "EMNIST-L", "--methods", "FedAvg", "--seeds", "1", "--tuned"]
+    arguments = ["reproduce", "fedsagd/table2", "--scale", "small", *which, "--runs", str(folder / "tuned")]
+    done = CliRunner().invoke(cli.app, arguments)
+    assert done.exit_code == 0, done.output
+    (tuned,) = chosen_cells("fedsagd/table2", ["FedAvg"], "EMNIST-L", tuned=True)
+    shown = " ".join(done.stdout.split())
+    assert f"{tuned.config['training']['lr']:g} (flatfed sweep)" in shown
+    assert f"lr (flatfed sweep): {tuned.origin.partition(': ')[2]}" in shown
+
+
+def test_deviations_between_clients_stand_beside_the_papers(folder):
+    which = ["--only", "CIFAR-10,", "--methods", "FedSAM", "--seeds", "2"]
+    root = folder / "deviations"
+    arguments = ["reproduce", "fedsam/table1", "--scale", "small", *which, "--runs", str(root)]
+    done = CliRunner().invoke(cli.app, arguments)
+    assert done.exit_code == 0, done.output
+    written = [json.loads((run / "clients.json").read_text()) for run in root.iterdir() if run.is_dir()]
+    for name, key, printed in (("train", "accuracy", 1.08), ("test", "test_accuracy", 3.87)):
+        deviations = [statistics.pstdev(client[key] for client in each["clients"]) for each in written]
+        chance = statistics.fmean(each["spread"][name]["chance"] for each in written)
+        mean, between = (100 * each(deviations) for each in (statistics.fmean, statistics.stdev))
+        assert f"{printed} | {mean:.1f} ± {between:.1f} ({100 * chance:.1f})" in done.stdout
+
+
+SHRUNK = ("data.clients=4", "data.options.verify=false", "training.participation=0.5", "training.rounds=2")
+
+
+def test_the_cells_of_a_table_can_be_swept(folder):
+    changes = [part for each in SHRUNK for part in ("--set", each)]
+    which = ["--only", "EMNIST-L", "--methods", "FedAvg", "--methods", "FedSAGD", "--seed", "7"]
+    runs = ["--runs", str(folder / "swept")]
+    arguments = ["sweep", "fedsagd/table2", "--grid", "training.lr=0.01,0.1", *which, *changes, *runs]
+    done = CliRunner().invoke(cli.app, arguments)
+    assert done.exit_code == 0, done.output
+    folders = [path for path in (folder / "swept").iterdir() if path.is_dir()]
+    assert sorted(path.name.rpartition("-")[0] for path in folders) == [
+        *["fedavg-seed7"] * 2,
+        *["fedsagd-seed7"] * 2,
+    ]
+    best = [line for line in done.stdout.splitlines() if line.startswith("flatfed reproduce fedsagd/table2")]
+    assert len(best) == 2
+    for line, method in zip(best, ("FedAvg", "FedSAGD"), strict=True):
+        parsed = shlex.split(line)[1:]
+        found = [
+            (config["training"]["lr"], max(json.loads(each)["test_accuracy"] for each in history))
+            for path in folders
+            if path.name.startswith(f"{method.lower()}-")
+            for config in [json.loads((path / "config.json").read_text())]
+            for history in [(path / "history.jsonl").read_text().splitlines()[-1:]]
+        ]
+        assert parsed[parsed.index("--methods") + 1] == method
+        assert float(parsed[-1].partition("=")[2]) in {
+            rate for rate, value in found if value == max(value for _, value in found)
+        }
+        again = CliRunner().invoke(cli.app, [*parsed, "--seeds", "1", *runs])
+        assert again.exit_code == 0 and "1 cells × 1 seeds" in again.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["fedsagd/table2", "--only", "EMNIST-L", "--study", "a"], "study = 'a': names one sweep, not 12"),
+        (["fedsagd/table2", "--methods", "FedSAG"], "did you mean 'FedSAGD'?"),
+        (["fedsagd/figure1"], "fedsagd/figure1: not accuracies but"),
+        (["examples/digits.toml", "--only", "EMNIST-L"], "--methods and --only choose cells of a paper's"),
+    ],
+)
+def test_bad_sweeps_are_one_clear_line(arguments, complaint):
+    done = CliRunner().invoke(cli.app, ["sweep", *arguments, "--grid", "training.lr=0.1"])
+    assert done.exit_code == 2
+    assert complaint in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_settings_of_a_table_can_be_changed():
+    changed = chosen_cells(
+        "fednsam/table3", ["FedAvg"], "ViT", 7, "full", ["model.pretrained=weights", "training.lr=0.5"]
+    )
+    assert [cell.config["model"]["pretrained"] for cell in changed] == ["weights"]
+    assert [cell.config["training"]["lr"] for cell in changed] == [0.5]
+    assert [cell.config["training"]["rounds"] for cell in changed] == [7]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["fedsagd/table2", "--only", "EMNIST-L", "--set", "training.lrr=1"], "training.lrr: unknown"),
+        (["fedsagd/table99"], "table = 'fedsagd/table99': unknown"),
+        (["fedsagd/table2", "--methods", "FedSAG"], "did you mean 'FedSAGD'?"),
+        (["fedsagd/table2", "--only", "MNIST-X"], "only = 'MNIST-X': matches no part"),
+        (["fedsagd/table2", "--scale", "tiny"], "scale = 'tiny': must be full or small"),
+        (["fedsagd/figure3"], "not accuracies but the gap between training and test"),
+        (["fedswa/table2", "--tuned"], "tuned: no sweep is on record for these cells of fedswa/table2"),
+    ],
+)
+def test_bad_input_is_one_clear_line(arguments, complaint):
+    done = CliRunner().invoke(cli.app, ["reproduce", *arguments])
+    assert done.exit_code == 2
+    assert complaint in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
