@@ -35,7 +35,6 @@ from flatfed.engines.client_store import ClientStore
 from flatfed.engines.local import LocalEngine
 from flatfed.engines.sums import Totals
 from flatfed.engines.worker import Metric
-from flatfed.report.pictures import synthetic_picture
 from flatfed.runs.folder import (
     Checkpoint,
     History,
@@ -363,6 +362,8 @@ class _Training:
                         callback.work(work)
                 self._checkpoint_if_due()
         if record and self.folder is not None:
+            from flatfed.report.pictures import synthetic_picture  # noqa: PLC0415
+
             dimensions = self.plan.dimensions
             picture = synthetic_picture(self.server, dimensions.input_shape, dimensions.classes)
             if picture is not None:
