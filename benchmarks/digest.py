@@ -95,15 +95,17 @@ def train(model: nn.Module, data: ff.Federation, algorithm: ff.Algorithm, **opti
 
 def digest(run: ff.Run) -> str:
     """Of the model, the history but for the clock, and all that server and clients remember."""
-    found = hashlib.sha256()
-    rows = [run.clients.row(client) for client in run.clients.clients()]
-    tensors = [*run.model.state_dict().values(), *run.server.values(), *rows]
-    for tensor in tensors:
-        found.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    for line in run.history:
-        known = {key: value for key, value in line.items() if key != "seconds"}
-        found.update(json.dumps(known, sort_keys=True).encode())
-    return found.hexdigest()[:16]
+
+    def content(tensor: Tensor) -> str:
+        return hashlib.sha256(tensor.detach().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+
+    rows = [content(run.clients.row(client)) for client in run.clients.clients()]
+    model = [content(value) for value in run.model.state_dict().values()]
+    # Vectors may be renamed, so that they come in another order.
+    server = sorted(content(value) for value in run.server.values())
+    history = [{key: value for key, value in line.items() if key != "seconds"} for line in run.history]
+    everything = json.dumps([model, server, rows, history], sort_keys=True)
+    return hashlib.sha256(everything.encode()).hexdigest()[:16]
 
 
 def cases() -> Iterator[tuple[str, ff.Run]]:

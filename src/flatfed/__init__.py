@@ -1,7 +1,8 @@
 """flatfed: federated learning that finds flat, stable minima.
 
     import flatfed as ff
-    run = ff.train(model, federation, ff.fedmoswa(), rounds=100, participation=0.1, local_steps=10)
+    task = ff.Task(model, federation)
+    run = ff.train(task, ff.fedmoswa(), ff.Training(rounds=100, participation=0.1, local_steps=10))
 
 Every algorithm of `flatfed list` is a function here; `ff.Algorithm` with `ff.parts` composes new ones.
 """
@@ -12,10 +13,13 @@ from flatfed import diagnostics, parts
 from flatfed.algorithms import ALGORITHMS, build
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.errors import DivergedError, FlatfedError, FlatfedWarning
-from flatfed.core.settings import Settings
+from flatfed.core.settings import Training
 from flatfed.data.federation import Federation
+from flatfed.engines.execution import Execution
+from flatfed.runs.train import Run, train
 from flatfed.training.callbacks import TensorBoard
-from flatfed.training.loop import Progress, Run, accuracy, train
+from flatfed.training.loop import Progress
+from flatfed.training.task import Task, accuracy
 
 __version__ = "0.1.0"
 
@@ -23,13 +27,15 @@ __all__ = [
     "ALGORITHMS",
     "Algorithm",
     "DivergedError",
+    "Execution",
     "Federation",
     "FlatfedError",
     "FlatfedWarning",
     "Progress",
     "Run",
-    "Settings",
+    "Task",
     "TensorBoard",
+    "Training",
     "accuracy",
     "build",
     "diagnostics",

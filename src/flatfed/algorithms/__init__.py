@@ -3,9 +3,9 @@
 import importlib
 import pkgutil
 
-from flatfed.algorithms.registry import ALGORITHMS, WIRE, build, equations
+from flatfed.algorithms.registry import ALGORITHMS, build, equations
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["ALGORITHMS", "WIRE", "build", "equations"]
+__all__ = ["ALGORITHMS", "build", "equations"]

@@ -11,6 +11,7 @@ Limits: β = λ = μ = 0 is FedAvg; β = μ = 0 is FedProx(λ); β = λ = 0 is F
 Deviations: +μ y, as in the algorithm box; the appendix prints −μ y, which makes the round expand. The
 1/(1 + β) in v is kept as printed, although the step has no (1 + β) for it to invert: for λ = μ = 0,
 v ← 2β/(1 + β) v + mean gradient/(1 + β).
+Bounds on stability assume ‖v‖ ≤ Θ, the longest gradient, as the paper does; the rule allows Θ/(1 − β).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ def fedsagd(
         momentum_weight=momentum_decay,
         memory=momentum_decay / (1 + momentum_decay),
         gain=1 / (1 + momentum_decay),
+        assumed_length=1.0,
     )
     return Algorithm(
         correct=(momentum, HybridProximal(proximal_weight, decay_weight)), server=Average(server_rate)

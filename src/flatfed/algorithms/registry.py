@@ -16,15 +16,13 @@ from typing import Any, ParamSpec
 from pydantic import ValidationError, validate_call
 
 from flatfed import parts
-from flatfed.core.algorithm import Algorithm, ImpossibleComposition
+from flatfed.core.algorithm import TRANSPORT, Algorithm, ImpossibleComposition
 from flatfed.core.errors import FlatfedError, did_you_mean, one_line
 from flatfed.core.part import NEUTRAL, SLOTS, Part, part_name
 
 Options = ParamSpec("Options")
 
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {}
-WIRE = ("compress", "uncompressed")
-"""What may be said of any algorithm, named or composed: how its uploads travel."""
 
 
 def register(make: Callable[Options, Algorithm]) -> Callable[Options, Algorithm]:
@@ -43,7 +41,7 @@ def register(make: Callable[Options, Algorithm]) -> Callable[Options, Algorithm]
             raise FlatfedError(one_line(error, signature.parameters, prefix=name)) from None
         bound = signature.bind(*positional, **named)
         bound.apply_defaults()
-        return replace(algorithm, name=name, options=dict(bound.arguments), made_of=algorithm.parts)
+        return replace(algorithm, name=name, options=dict(bound.arguments), composed_of=algorithm.parts)
 
     ALGORITHMS[name] = construct
     return construct
@@ -70,12 +68,10 @@ def build(description: str | Mapping[str, Any]) -> Algorithm:
     if isinstance(description, str):
         description = {"name": description}
     if "name" in description:
-        wire = {key: value for key, value in description.items() if key in WIRE}
-        options = {key: value for key, value in description.items() if key not in {"name", *wire}}
+        transport = {key: value for key, value in description.items() if key in TRANSPORT}
+        options = {key: value for key, value in description.items() if key not in {"name", *transport}}
         named = build_named(description["name"], options)
-        if not wire:
-            return named
-        return _composed(lambda **chosen: replace(named, **chosen), wire)
+        return _composed(functools.partial(replace, named), transport) if transport else named
     unknown = sorted(set(description) - {*SLOTS, "uncompressed"})
     if unknown:
         known = [*SLOTS, "uncompressed", "name"]

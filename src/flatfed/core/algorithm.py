@@ -1,28 +1,78 @@
-"""How parts make an algorithm: what it keeps and sends is what its parts do, if they can work together."""
+"""How parts make an algorithm: what it keeps and sends is what its parts declare, if they work together."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
+from torch import Tensor
+
+from flatfed.core.context import ClientContext
 from flatfed.core.part import (
     SLOTS,
+    Aggregator,
     Compressor,
     Correction,
     Gradient,
     Part,
     Schedule,
     Server,
+    ServerTask,
     Start,
     Synthetic,
+    Upload,
     describe_part,
     part_name,
 )
-from flatfed.core.state import Vector
+from flatfed.core.state import Reads, State, Vector
+
+TRANSPORT = ("aggregate", "compress", "uncompressed")
+"""What may be set beside any algorithm, named or composed: how its uploads travel and are combined."""
+
+
+def short_names(keys: Iterable[str]) -> dict[str, str]:
+    """For every key its name without the owner's, or the whole key where two owners use one name."""
+    keys = list(keys)
+    names = [key.rpartition(".")[2] for key in keys]
+    return {key: name if names.count(name) == 1 else key for key, name in zip(keys, names, strict=True)}
 
 
 class ImpossibleComposition(ValueError):
     """Parts that cannot work together, with the reason."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A part within a composition, and the keys that its own names stand for there."""
+
+    part: Part
+    owner: str
+    server: Mapping[str, str]
+    """The part's server vectors, those that it reads, and the model."""
+    client: Mapping[str, str]
+    uploads: Mapping[str, str]
+
+    def seen(self, state: State) -> dict[str, Tensor]:
+        """The server's state, or what of it was broadcast, as the part sees it."""
+        return {name: state[key] for name, key in self.server.items() if key in state}
+
+    def received(self, mean: State) -> dict[str, Tensor]:
+        """The cohort's mean uploads, as the part sees them."""
+        return {name: mean[key] for name, key in self.uploads.items()}
+
+    def context(self, context: ClientContext) -> ClientContext:
+        """A client's round as the part sees it."""
+        client = {name: context.client[key] for name, key in self.client.items()}
+        return replace(context, received=self.seen(context.received), client=client)
+
+    def keyed(self, names: Mapping[str, str], values: State) -> dict[str, Tensor]:
+        """What the part gave back, by key; it may give only what it declared."""
+        for name in values:
+            if name not in names:
+                raise ImpossibleComposition(f"{self.owner} gives {name!r}, which it did not declare")
+        return {names[name]: value for name, value in values.items()}
 
 
 @dataclass(frozen=True)
@@ -33,19 +83,20 @@ class Algorithm:
     gradient: Gradient = Gradient()
     correct: Correction | tuple[Correction, ...] = ()
     schedule: Schedule = Schedule()
+    aggregate: Aggregator = Aggregator()
     server: Server = Server()
     synthetic: Synthetic = Synthetic()
     compress: Compressor = Compressor()
     uncompressed: tuple[str, ...] = ()
-    """Uploads that travel as they are, whatever the compressor."""
+    """The keys of uploads that travel as they are, whatever the compressor."""
     name: str = "custom"
     options: dict[str, Any] = field(default_factory=dict, compare=False)
-    made_of: tuple[Part, ...] = field(default=(), compare=False, repr=False)
-    """The parts that the named constructor chose; if they were replaced, the name says too little."""
+    composed_of: tuple[Part, ...] = field(default=(), compare=False, repr=False)
+    """The parts that the named constructor chose; if they were replaced, the name no longer says it all."""
 
     def __post_init__(self) -> None:
-        several = self.correct if isinstance(self.correct, list | tuple) else (self.correct,)
-        object.__setattr__(self, "correct", tuple(several))
+        corrections = self.correct if isinstance(self.correct, list | tuple) else (self.correct,)
+        object.__setattr__(self, "correct", tuple(corrections))
         for slot, kind in SLOTS.items():
             filling = getattr(self, slot)
             for part in filling if slot == "correct" else (filling,):
@@ -59,46 +110,122 @@ class Algorithm:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """What makes it this algorithm; how uploads are compressed is independent of that."""
+        """What makes it this algorithm; how uploads travel and are combined is independent of that."""
         return (self.start, self.gradient, *self.corrections, self.schedule, self.server, self.synthetic)
 
+    @cached_property
+    def members(self) -> tuple[Member, ...]:
+        """The parts with their names resolved."""
+        owners, members = self._owners, []
+        for part, owner in zip(self.parts, owners, strict=True):
+            own = {vector.name: f"{owner}.{vector.name}" for vector in part.server_vectors}
+            read = {reads.name: f"{owners[self._owner_of(part, reads)]}.{reads.name}" for reads in part.reads}
+            client = {vector.name: f"{owner}.{vector.name}" for vector in part.client_vectors}
+            uploads = {upload.name: f"{owner}.{upload.name}" for upload in part.uploads}
+            members.append(
+                Member(
+                    part,
+                    owner,
+                    {"model": "model", **own, **read},
+                    client,
+                    {"displacement": "displacement", **uploads},
+                )
+            )
+        return tuple(members)
+
+    def member(self, part: Part) -> Member:
+        return next(member for member in self.members if member.part is part)
+
     @property
-    def client_parts(self) -> tuple[Gradient | Correction, ...]:
-        """The parts that act during local training."""
-        return (self.gradient, *self.corrections)
+    def client_members(self) -> tuple[Member, ...]:
+        """The gradient and the corrections, which act during local training."""
+        return self.members[1 : 2 + len(self.corrections)]
+
+    @property
+    def server_tasks(self) -> tuple[Member, ...]:
+        return tuple(member for member in self.members if isinstance(member.part, ServerTask))
 
     @property
     def server_vectors(self) -> tuple[Vector, ...]:
-        estimates = [Vector(estimate_of(name)) for name in self.compressed if self.compress.estimates]
-        return (*(vector for part in self.parts for vector in part.server_vectors), *estimates)
+        """What the server keeps besides the model; a vector's name is its key."""
+        estimates = [Vector(self.estimate_key(key)) for key in self.compressed if self.compress.estimates]
+        return (*self._owned("server_vectors"), *estimates)
 
     @property
     def client_vectors(self) -> tuple[Vector, ...]:
-        memories = [Vector(memory_of(name)) for name in self.compressed if self.compress.remembers]
-        return (*(vector for part in self.parts for vector in part.client_vectors), *memories)
+        """What every client keeps; a vector's name is its key."""
+        memories = [Vector(self.memory_key(key)) for key in self.compressed if self.compress.remembers]
+        return (*self._owned("client_vectors"), *memories)
 
-    @property
+    def _owned(self, kind: str) -> Iterator[Vector]:
+        for member in self.members:
+            for vector in getattr(member.part, kind):
+                yield replace(vector, name=f"{member.owner}.{vector.name}")
+
+    def memory_key(self, upload: str) -> str:
+        """The client vector in which the compressor remembers about an upload."""
+        return f"{part_name(self.compress)}.{self.short_uploads[upload]}_memory"
+
+    def estimate_key(self, upload: str) -> str:
+        """The server vector with the compressor's estimate of a mean upload."""
+        return f"{part_name(self.compress)}.{self.short_uploads[upload]}_estimate"
+
+    @cached_property
     def broadcast(self) -> tuple[str, ...]:
-        """What travels down to each participant, "model" first."""
-        return ("model", *dict.fromkeys(name for part in self.parts for name in part.receives))
+        """The keys of what travels down to each participant, "model" first."""
+        keys = ["model"]
+        for member in self.members:
+            declared: tuple[Vector | Reads, ...] = (*member.part.server_vectors, *member.part.reads)
+            keys += [member.server[vector.name] for vector in declared if vector.broadcast]
+        return tuple(dict.fromkeys(keys))
 
-    @property
+    @cached_property
     def sent_once(self) -> tuple[str, ...]:
         """What of the broadcast travels in one round only, to all clients."""
         once = {vector.name for vector in self.server_vectors if vector.sent_once}
-        return tuple(name for name in self.broadcast if name in once)
+        return tuple(key for key in self.broadcast if key in once)
 
-    @property
+    @cached_property
+    def declared_uploads(self) -> dict[str, Upload]:
+        """All that is reduced over the cohort by key, "displacement" first; `of` is a key, too."""
+        declared = {"displacement": Upload("displacement")}
+        for member in self.members:
+            for upload in member.part.uploads:
+                source = member.uploads[upload.of] if upload.of else ""
+                declared[member.uploads[upload.name]] = replace(upload, of=source)
+        return declared
+
+    @cached_property
     def uploads(self) -> tuple[str, ...]:
-        """What travels up from each participant, "displacement" first."""
-        return ("displacement", *(name for part in self.parts for name in part.uploads))
+        """The keys of what travels up from each participant, "displacement" first."""
+        return tuple(key for key, upload in self.declared_uploads.items() if not upload.of)
 
-    @property
+    @cached_property
+    def short_uploads(self) -> dict[str, str]:
+        """The uploads' keys without the owners' names, where that is not ambiguous."""
+        return short_names(self.uploads)
+
+    @cached_property
     def compressed(self) -> tuple[str, ...]:
         """The uploads that pass through the compressor."""
         if type(self.compress) is Compressor:
             return ()
-        return tuple(name for name in self.uploads if name not in self.uncompressed)
+        return tuple(
+            key
+            for key in self.uploads
+            if key not in self.uncompressed and self.declared_uploads[key].size == "model"
+        )
+
+    @cached_property
+    def uploads_displacement(self) -> bool:
+        """Whether the server receives the displacement of a client's model as it is."""
+        altered = any(part.alters_displacement for part in self.parts)
+        return not altered and "displacement" not in self.compressed
+
+    @property
+    def sums_displacements(self) -> bool:
+        """Whether the reduced upload "displacement" is the mean displacement of the clients' models."""
+        return self.uploads_displacement and self.aggregate.streams
 
     @property
     def gradient_evaluations(self) -> int:
@@ -112,12 +239,12 @@ class Algorithm:
     def describe(self) -> dict[str, Any]:
         """The algorithm as plain data, from which `flatfed.algorithms.build` makes it again."""
         described: dict[str, Any] = {}
-        named = self.name != "custom" and self.made_of == self.parts
+        named = self.name != "custom" and self.composed_of == self.parts
         if named:
             described |= {"name": self.name, **self.options}
         for slot, kind in SLOTS.items():
             filling = getattr(self, slot)
-            if named and slot != "compress":
+            if named and slot not in TRANSPORT:
                 continue
             if slot == "correct":
                 described[slot] = [describe_part(part) for part in filling]
@@ -127,54 +254,67 @@ class Algorithm:
             described["uncompressed"] = list(self.uncompressed)
         return described
 
+    @property
+    def _owners(self) -> list[str]:
+        """A name for every part, numbered where a composition has several of a kind."""
+        owners: list[str] = []
+        for part in self.parts:
+            name = part_name(part)
+            count = sum(part_name(other) == name for other in self.parts[: len(owners)])
+            owners.append(f"{name}_{count + 1}" if count else name)
+        return owners
+
+    def _owner_of(self, reader: Part, reads: Reads) -> int:
+        """The place among the parts of the one whose vector is read."""
+        kind, vector = reads.owner, reads.name
+        owners = [place for place, part in enumerate(self.parts) if isinstance(part, kind)]
+        if len(owners) == 1:
+            return owners[0]
+        namesakes = [
+            part_name(part)
+            for part in self.parts
+            if part is not reader and any(kept.name == vector for kept in part.server_vectors)
+        ]
+        if owners:
+            reason = f"there are {len(owners)} of them; use one"
+        elif namesakes:
+            reason = f"that of {namesakes[0]} is something else; set {kind.slot} to {part_name(kind)}"
+        else:
+            reason = f"no part keeps it; set {kind.slot} to {part_name(kind)}"
+        raise ImpossibleComposition(
+            f"{part_name(reader)} needs the server vector {vector!r} of {part_name(kind)}; {reason}"
+        )
+
     def _check_composition(self) -> None:
-        owners: dict[tuple[str, str], Part] = {}
         for part in self.parts:
             for kind, names in (
-                ("server vector", [vector.name for vector in part.server_vectors]),
+                ("server vector", [*(v.name for v in part.server_vectors), *(r.name for r in part.reads)]),
                 ("client vector", [vector.name for vector in part.client_vectors]),
-                ("upload", [*part.uploads, *(["displacement"] if part.alters_displacement else [])]),
+                ("upload", ["displacement", *(upload.name for upload in part.uploads)]),
             ):
-                for name in names:
-                    if (kind, name) in owners:
-                        raise ImpossibleComposition(
-                            f"{part_name(part)} and {part_name(owners[kind, name])} both define the {kind} "
-                            f"{name!r}; use one of them"
-                        )
-                    owners[kind, name] = part
-        kept = {vector.name for vector in self.server_vectors}
-        for part in self.parts:
-            for name in [*part.receives, *part.needs]:
-                if name not in kept:
+                if len(set(names)) < len(names):
+                    raise ImpossibleComposition(f"{part_name(part)} has two {kind}s of one name: {names}")
+            known = {"displacement", *(upload.name for upload in part.uploads if not upload.of)}
+            for upload in part.uploads:
+                if upload.of and upload.of not in known:
                     raise ImpossibleComposition(
-                        f"{part_name(part)} needs the server vector {name!r}, which no part keeps; "
-                        f"{_HOW_TO_KEEP.get(name, 'add a part that does')}"
+                        f"{part_name(part)}: {upload.name!r} is of {upload.of!r}, which it does not upload"
                     )
-        for name in self.uncompressed:
-            if name not in self.uploads:
+        _ = self.members  # resolves every name, or says which vector is missing
+        for key in self.uncompressed:
+            if key not in self.uploads:
                 raise ImpossibleComposition(
-                    f"uncompressed: there is no upload {name!r}; there are {', '.join(self.uploads)}"
+                    f"uncompressed: there is no upload {key!r}; there are {', '.join(self.uploads)}"
                 )
         altering = [part for part in self.parts if part.alters_displacement]
         reading = [part for part in self.parts if part.reads_displacement]
+        if len(altering) > 1:
+            first, second = map(part_name, altering[:2])
+            raise ImpossibleComposition(
+                f"{first} and {second} both replace the upload 'displacement'; use one"
+            )
         if altering and reading:
             raise ImpossibleComposition(
                 f"{part_name(altering[0])} changes the uploaded displacement, which {part_name(reading[0])} "
                 "takes for a sum of gradient steps"
             )
-
-
-def memory_of(upload: str) -> str:
-    """The client vector in which a compressor remembers about an upload."""
-    return f"{upload}_memory"
-
-
-def estimate_of(upload: str) -> str:
-    """The server vector with a compressor's estimate of a mean upload."""
-    return f"{upload}_estimate"
-
-
-_HOW_TO_KEEP = {
-    "momentum": "set server to momentum",
-    "synthetic_inputs": "set synthetic to trajectory_matching",
-}

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 
 class FlatfedError(ValueError):
-    """Something the user can mend; its text is one line that says what and how."""
+    """Something the user can fix; its text is one line that says what is wrong and how to fix it."""
 
 
 class DivergedError(FlatfedError):
@@ -18,7 +18,7 @@ class DivergedError(FlatfedError):
 
 
 class FlatfedWarning(UserWarning):
-    """Something that works but is hardly what was meant."""
+    """Something that works but is unlikely to be what was meant."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -41,7 +41,9 @@ def one_line(error: ValidationError, known: Iterable[str] = (), prefix: str = ""
         line = f"{field}: missing; give it a value"
     elif kind == "value_error":
         message = first["msg"].removeprefix("Value error, ")
-        line = f"{field}: {message}" if field else message
+        # The complaint of a nested table begins with the name of its own field.
+        nested = isinstance(first.get("ctx", {}).get("error"), FlatfedError)
+        line = f"{field}{'.' if nested else ': '}{message}" if field else message
     else:
         message = first["msg"][0].lower() + first["msg"][1:]
         line = f"{field} = {shown(first['input'])}: {message}"
@@ -58,3 +60,9 @@ def shown(value: Any) -> str:
     """A value in one short line."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else text[:57] + "…"
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says in one line, or its kind if it says nothing."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

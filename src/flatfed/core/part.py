@@ -1,13 +1,13 @@
-"""What a part is: the seven questions about a round that an algorithm answers, each with a neutral answer.
+"""What a part is: the questions about a round that an algorithm answers, each with a neutral default.
 
 All algebra is written for `[..., P]`: the last axis is parameters, a leading client axis is optional. The
-same code then runs one client in place or a whole cohort as a matrix. Parts keep nothing on themselves:
-state goes in and comes out.
+same code then runs one client in place or a whole cohort as a matrix. Parts keep nothing on themselves: state
+goes in and comes out. A part sees its own vectors and uploads under the names that it gave them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -15,125 +15,60 @@ import torch
 from pydantic import ConfigDict
 from torch import Tensor
 
+from flatfed.core.context import (
+    Affine,
+    Carry,
+    ClientContext,
+    Finish,
+    MergeContext,
+    Oracle,
+    ServerContext,
+    TaskStep,
+)
 from flatfed.core.errors import FlatfedError
-from flatfed.core.flat import Layout, all_finite
-from flatfed.core.state import Dimensions, State, Vector
-
-Carry = dict[str, Tensor]
+from flatfed.core.flat import all_finite
+from flatfed.core.state import Reads, Size, State, Vector
 
 
-class Oracle(Protocol):
-    """The gradient of one local step's batch, at any point, with the same random draws every time."""
+def identity(upload: Tensor) -> Tensor:
+    return upload
 
-    def __call__(self, point: Tensor) -> Tensor:
-        """A new tensor every time, which is the caller's."""
-        ...
 
-    def shifted(
-        self, point: Tensor, shift: Callable[..., Tensor], parameters: tuple[Tensor, ...]
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Gradients for the point and for the parameters of a map applied to the batch's inputs."""
-        ...
-
-    def elsewhere(self, point: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        """The gradient on samples that are not the client's own, ready for the model: inputs [B, …]."""
-        ...
+def squared_norm(upload: Tensor) -> Tensor:
+    """‖u‖² over the last axis, kept: [..., n] → [..., 1]."""
+    return torch.linalg.vector_norm(upload, dim=-1, keepdim=True).square()
 
 
 @dataclass(frozen=True)
-class ClientContext:
-    """What a part may know during a client's round."""
+class Upload:
+    """What the server learns from every participant, and how the cohort's values become one.
 
-    round: int
-    received: State
-    """The broadcast: "model" (where local training starts) and the vectors that parts asked for."""
-    client: State
-    rates: Sequence[float]
-    """The step sizes η_0 … η_{K−1} of this round."""
-    layout: Layout
-    input_shape: tuple[int, ...]
-    full_gradient: Callable[[], Tensor]
-    """The gradient over all of the client's data at the received model, without weight decay."""
-    moved: Tensor
-    """The local model less the received one; it is overwritten at each step, so clone it to keep it."""
+    `reduce` maps a client's vector [..., n] to [..., m]; the server gets the cohort's mean of that, by the
+    algorithm's aggregation rule. With `of`, nothing travels: it is a statistic of another upload, taken from
+    what the server receives (after decoding). `of="displacement"` is about the clients' displacements.
+    """
 
-    @property
-    def origin(self) -> Tensor:
-        return self.received["model"]
-
-    @property
-    def total_rate(self) -> float:
-        """Σ η_k, which turns a displacement into a mean gradient."""
-        return sum(self.rates)
+    name: str
+    size: Size = "model"
+    reduce: Callable[[Tensor], Tensor] = identity
+    of: str = ""
 
 
-@dataclass(frozen=True)
-class Cohort:
-    """What a part may know about the participants when their uploads are merged."""
+class StepBound(NamedTuple):
+    """How a part changes the longest step that gradients of bounded length allow, for bounds on stability."""
 
-    round: int
-    fraction: float
-    """The participants' share of the population's weight: S/N when all clients weigh the same."""
-    total_rate: float
-    """The mean of the participants' Σ η_k."""
-
-
-@dataclass(frozen=True)
-class ServerContext:
-    """What a part may know while the server works by itself."""
-
-    round: int
-    """Rounds finished so far."""
-    seed: int
-    dimensions: Dimensions
-    total_rate: float
-    """Σ η_k of a typical client in the round that comes next."""
-    loss: Callable[[Tensor, Tensor, Tensor], Tensor]
-    """The loss of a flat model [P] on inputs and targets, differentiable as often as needed."""
-
-
-class Work(NamedTuple):
-    """A piece of the server's own work: the vectors that it changed, what to record, and how far it is."""
-
-    server: dict[str, Tensor]
-    record: dict[str, float] = {}
-    done: int = 1
-    total: int = 1
-    sends: bool = False
-    """Whether the vectors that are sent once are made with it, and go to all clients."""
-
-
-class Finish(NamedTuple):
-    """What a client keeps and what it sends, by name."""
-
-    client: dict[str, Tensor] = {}
-    upload: dict[str, Tensor] = {}
-
-
-class Affine(NamedTuple):
-    """d ↦ scale · d + spring · (y − x) − pull, with constants for the round: what most corrections are."""
-
-    scale: float = 1.0
+    gain: float = 1.0
+    """The factor by which it may lengthen a step."""
+    rate: float = 1.0
+    """The server's step size, which scales what is gained and what is contracted."""
     spring: float = 0.0
-    pull: Tensor | None = None
-
-    def __call__(self, direction: Tensor, moved: Tensor) -> Tensor:
-        if self.scale != 1:
-            direction = self.scale * direction
-        if self.spring:
-            direction = direction.add(moved, alpha=self.spring)
-        return direction if self.pull is None else direction - self.pull
-
-    def then(self, after: Affine) -> Affine:
-        """Both, as one."""
-        pull = self.pull if self.pull is None or after.scale == 1 else after.scale * self.pull
-        if pull is not None and after.pull is not None:
-            pull = pull + after.pull
-        return Affine(
-            self.scale * after.scale,
-            self.spring * after.scale + after.spring,
-            after.pull if pull is None else pull,
-        )
+    """Its pull towards the received model."""
+    decay: float = 0.0
+    """Its pull towards zero."""
+    contracts: bool = True
+    """Whether weight decay still brings two trainings closer together behind it."""
+    allows_decay: bool = True
+    """Whether the bound holds under weight decay at all."""
 
 
 class Part:
@@ -143,20 +78,9 @@ class Part:
     # An option that a part does not know is refused; a part may hold another.
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
     needs_float_inputs: ClassVar[bool] = False
-    needs_classes: ClassVar[bool] = False
-    """Whether targets must be class labels."""
-    works_alone: ClassVar[bool] = False
-    """Whether the server has work of its own to do, in `before_round` or `refine`."""
-    first_used_hint: ClassVar[str] = ""
-    """How to have an earlier `first_used`: the end of a sentence."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
-
-    @property
-    def reads_displacement(self) -> bool:
-        """Whether it takes the mean displacement, divided by the step sizes, for a mean direction."""
-        return False
 
     @property
     def server_vectors(self) -> tuple[Vector, ...]:
@@ -167,23 +91,23 @@ class Part:
         return ()
 
     @property
-    def receives(self) -> tuple[str, ...]:
-        """The server vectors that must travel down with the model."""
+    def reads(self) -> tuple[Reads, ...]:
+        """The server vectors of other parts that it reads."""
         return ()
 
     @property
-    def needs(self) -> tuple[str, ...]:
-        """The server vectors of other parts that it reads on the server."""
-        return ()
-
-    @property
-    def uploads(self) -> tuple[str, ...]:
-        """The vectors that travel up with the displacement."""
+    def uploads(self) -> tuple[Upload, ...]:
+        """What goes up beside the displacement, and statistics of what goes up."""
         return ()
 
     @property
     def alters_displacement(self) -> bool:
-        """Whether its `finish` replaces the uploaded displacement."""
+        """Whether its `finish` replaces the uploaded displacement by something else."""
+        return False
+
+    @property
+    def reads_displacement(self) -> bool:
+        """Whether it takes the uploaded displacement for a sum of gradient steps."""
         return False
 
     @property
@@ -192,30 +116,47 @@ class Part:
         return 0
 
     @property
-    def first_used(self) -> int:
-        """The first round, counted from 1, in which it makes a difference."""
-        return 1
+    def step_bound(self) -> StepBound | None:
+        """What it does to bounds on stability; None if they cannot be had with it."""
+        return StepBound() if type(self) is SLOTS[self.slot] else None
 
     def begin(self, context: ClientContext) -> Carry:
         """What the part remembers from step to step inside one round."""
         return {}
 
-    def finish(self, context: ClientContext, carry: Carry, moved: Tensor) -> Finish:
+    def finish(self, context: ClientContext, carry: Carry, displacement: Tensor) -> Finish:
         return Finish()
 
-    def merge(self, server: State, mean: State, cohort: Cohort) -> dict[str, Tensor]:
-        """The part's server vectors after the round, from the mean uploads."""
+    def merge(self, server: State, mean: State, context: MergeContext) -> dict[str, Tensor]:
+        """The part's server vectors after the round, from the cohort's mean uploads."""
         return {}
 
-    def before_round(self, server: State, context: ServerContext) -> Iterator[Work]:
-        """What the server does by itself before a round, in pieces; a run may be stopped between them.
+
+class ServerTask:
+    """A mixin for parts that give the server work of its own, such as making synthetic samples."""
+
+    needs_classes: ClassVar[bool] = False
+    """Whether targets must be class labels."""
+
+    @property
+    def first_round(self) -> int:
+        """The first round, counted from 1, in which it makes a difference."""
+        return 1
+
+    @property
+    def first_round_hint(self) -> str:
+        """How to have an earlier `first_round`: the end of a sentence."""
+        return ""
+
+    def before_round(self, server: State, context: ServerContext) -> Iterator[TaskStep]:
+        """What the server does before a round, step by step; a run may be stopped between steps.
 
         What is left to do must follow from the server's vectors, so that it goes on where it stopped.
         """
         return iter(())
 
-    def refine(self, server: State, context: ServerContext) -> dict[str, Tensor]:
-        """What the server changes by itself at the end of a round, after its rule."""
+    def after_round(self, server: State, context: ServerContext) -> dict[str, Tensor]:
+        """What the server changes at the end of a round, after its rule."""
         return {}
 
 
@@ -266,8 +207,8 @@ class Correction(Part):
         return Affine()
 
     def direction(self, direction: Tensor, context: ClientContext, carry: Carry) -> tuple[Tensor, Carry]:
-        """The direction after this part; the local model is `context.origin + context.moved`."""
-        return self.affine(context, carry)(direction, context.moved), carry
+        """The direction after this part; the local model is `context.origin + context.displacement`."""
+        return self.affine(context, carry)(direction, context.displacement), carry
 
     def shift(self, server: State) -> Tensor | None:
         """What the merged state adds to the new model, beyond the server's rule."""
@@ -283,20 +224,45 @@ class Schedule(Part):
         return [rate] * steps
 
 
+class UploadRows(Protocol):
+    """One upload of all participants of a round, [S, n], which may be larger than memory."""
+
+    weights: Tensor
+    """How much each participant counts, [S]."""
+
+    def blocks(self) -> Iterator[Tensor]:
+        """The rows block by block, [S, B], from the first coordinate to the last; as often as needed."""
+        ...
+
+
+class Aggregator(Part):
+    """How do many uploads become one? Here: by their weighted mean, which is summed up as they come.
+
+    A rule that must see all uploads of a cohort has `streams = False`.
+    """
+
+    slot = "aggregate"
+    streams: ClassVar[bool] = True
+
+    def combine(self, rows: UploadRows) -> Tensor:
+        """The participants' rows [S, n] as one [n]."""
+        return torch.cat([rows.weights @ block for block in rows.blocks()]) / rows.weights.sum()
+
+
 class Server(Part):
     """How is the global model updated? Here: by the mean displacement, and whatever corrections add."""
 
     slot = "server"
 
     def update(
-        self, server: State, displacement: Tensor, shift: Tensor | None, cohort: Cohort
+        self, server: State, mean: State, shift: Tensor | None, context: MergeContext
     ) -> dict[str, Tensor]:
         """The new "model" and the rule's own vectors."""
-        return {"model": plus_shift(server["model"] + displacement, shift)}
+        return {"model": plus_shift(server["model"] + mean["displacement"], shift)}
 
 
 class Synthetic(Part):
-    """What stands for the clients' data on the server, and then with everybody? Here: nothing."""
+    """What stands for the clients' data on the server, and then on every client? Here: nothing."""
 
     slot = "synthetic"
 
@@ -336,15 +302,14 @@ class Compressor(Part):
     def memory(self, target: Tensor, decoded: Tensor, memory: Tensor) -> Tensor:
         return memory
 
-    def estimate(self, estimate: Tensor, mean: Tensor, cohort: Cohort) -> Tensor:
+    def estimate(self, estimate: Tensor, mean: Tensor, context: MergeContext) -> Tensor:
         return mean
 
 
 SLOTS: dict[str, type[Part]] = {
-    kind.slot: kind for kind in (Start, Gradient, Correction, Schedule, Server, Synthetic, Compressor)
+    kind.slot: kind
+    for kind in (Start, Gradient, Correction, Schedule, Aggregator, Server, Synthetic, Compressor)
 }
-
-
 NEUTRAL = "none"
 """What a slot's neutral part is called in config files."""
 

@@ -1,13 +1,13 @@
 """The only training loop in the program.
 
 `client_round` runs one client (vectors [P]) or a chunk of clients (matrices [C, P]); engines call it and
-provide the gradients. `server_round` merges the mean uploads into the server's state.
+provide the gradients. `server_round` merges the cohort's mean uploads into the server's state.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from flatfed.core import random
-from flatfed.core.algorithm import Algorithm, estimate_of, memory_of
-from flatfed.core.part import Affine, ClientContext, Cohort, Compressor, Correction, Oracle
+from flatfed.core.algorithm import Algorithm
+from flatfed.core.context import Affine, ClientContext, MergeContext, Oracle
+from flatfed.core.part import Compressor, Correction
 from flatfed.core.state import State
 
 
@@ -35,11 +36,12 @@ class StepRule:
 
 
 class ClientResult(NamedTuple):
-    """A client's (or a chunk's) new vectors, its uploads ("displacement" among them) and how far it moved."""
+    """A client's (or a chunk's) new vectors and uploads by key, and how far it moved."""
 
     client: dict[str, Tensor]
     upload: dict[str, Tensor]
-    moved: Tensor
+    displacement: Tensor
+    """Of the local model, whatever is uploaded in its place."""
     drift: Tensor
     """The squared distance from the received model after every step, [K, ...]."""
 
@@ -69,46 +71,28 @@ class _Step:
         point.sub_(direction, alpha=rate * self.scale)
 
 
-class _Pipeline:
-    """The corrections of a round, and what they carry.
+class _Stage:
+    """A correction in its round: what it sees and carries, and the affine map that it is, if it is one."""
 
-    Those that say nothing but which affine map they are do it once, for the round; the last of them are left
-    to be folded into the step, unless all together are to be clipped.
-    """
-
-    def __init__(self, corrections: Sequence[Correction], context: ClientContext, clipped: bool) -> None:
-        self.corrections, self.context = corrections, context
-        self.carries = [correction.begin(context) for correction in corrections]
-        self.affines = [
-            None
-            if type(correction).direction is not Correction.direction
-            else correction.affine(context, carry)
-            for correction, carry in zip(corrections, self.carries, strict=True)
-        ]
-        self.folded = Affine()
-        self.stepwise = len(corrections)
-        while not clipped and self.stepwise and (last := self.affines[self.stepwise - 1]) is not None:
-            self.folded = last.then(self.folded)
-            self.stepwise -= 1
+    def __init__(self, correction: Correction, context: ClientContext) -> None:
+        self.correction, self.context = correction, context
+        self.carry = correction.begin(context)
+        overrides = type(correction).direction is not Correction.direction
+        self.affine = None if overrides else correction.affine(context, self.carry)
 
     def direction(self, direction: Tensor) -> Tensor:
-        """The direction of a step after those that are not folded."""
-        for index, affine in enumerate(self.affines[: self.stepwise]):
-            if affine is not None:
-                direction = affine(direction, self.context.moved)
-            else:
-                direction, self.carries[index] = self.corrections[index].direction(
-                    direction, self.context, self.carries[index]
-                )
+        if self.affine is not None:
+            return self.affine(direction, self.context.displacement)
+        direction, self.carry = self.correction.direction(direction, self.context, self.carry)
         return direction
 
 
 @contextmanager
-def _tiny_as_zero() -> Iterator[None]:
+def flush_denormals() -> Iterator[None]:
     """Numbers too small for full precision (denormal ones) count as zero, in this thread.
 
-    Processors are slow at them, and the slopes of a client that has one class and has learnt it are full of
-    them: its steps took more than twice as long.
+    Processors are slow at them, and the gradients of a client that has one class and has learnt it are full
+    of them: its steps took more than twice as long.
     """
     already = sys.float_info.min / 2 == 0  # torch does not say
     torch.set_flush_denormal(True)
@@ -119,53 +103,65 @@ def _tiny_as_zero() -> Iterator[None]:
 
 
 @torch.no_grad()
-@_tiny_as_zero()
+@flush_denormals()
 def client_round(
     algorithm: Algorithm, context: ClientContext, oracles: Iterable[Oracle], rule: StepRule, point: Tensor
 ) -> ClientResult:
     """K local steps; `point` [..., P] is working memory that already holds the received model.
 
-    `context.moved` is working memory too: zeros at the start, and the displacement at the end.
+    `context.displacement` is working memory too: zeros at the start, and the displacement at the end.
     """
-    gradient_rule, corrections = algorithm.gradient, algorithm.corrections
-    carry = gradient_rule.begin(context)
+    gradient_rule, (gradient_member, *correction_members) = algorithm.gradient, algorithm.client_members
+    gradient_context = gradient_member.context(context)
+    carry = gradient_rule.begin(gradient_context)
     clip_loss, clip_total = (rule.clip if rule.clip_stage == stage else None for stage in ("loss", "total"))
-    pipeline = _Pipeline(corrections, context, clip_total is not None)
-    moved, drift = context.moved, []
-    start, shift = context.origin, gradient_rule.constant_shift(context)
+    stages = [
+        _Stage(correction, member.context(context))
+        for correction, member in zip(algorithm.corrections, correction_members, strict=True)
+    ]
+    # The last affine maps become part of the step, unless all corrections together are to be clipped.
+    folded, stepwise = Affine(), list(stages)
+    while clip_total is None and stepwise and (affine := stepwise[-1].affine) is not None:
+        folded = affine.then(folded)
+        stepwise.pop()
+    displacement, drift = context.displacement, []
+    start, shift = context.origin, gradient_rule.constant_shift(gradient_context)
     if shift is not None:
         # Where gradients are taken moves as the local model does, so that only one of them has to.
         point.add_(shift)
         start = start + shift
-    folded, decay = pipeline.folded, rule.weight_decay
-    decay_first = decay and any(correction.decays_gradient for correction in corrections)
+    decay = rule.weight_decay
+    decay_first = decay and any(correction.decays_gradient for correction in algorithm.corrections)
     if decay and not decay_first:
         folded = folded.then(Affine(spring=decay, pull=-decay * context.origin))
     step = _Step(folded, start)
 
     for rate, oracle in zip(context.rates, oracles, strict=True):
-        direction, carry = gradient_rule.gradient(point, oracle, context, carry)
+        direction, carry = gradient_rule.gradient(point, oracle, gradient_context, carry)
         if clip_loss is not None:
             direction = clipped(direction, clip_loss)
         if decay_first:
-            direction = direction.add(point if shift is None else context.origin + moved, alpha=decay)
-        direction = pipeline.direction(direction)
+            direction = direction.add(point if shift is None else context.origin + displacement, alpha=decay)
+        for stage in stepwise:
+            direction = stage.direction(direction)
         if clip_total is not None:
             direction = clipped(direction, clip_total)
         step(point, direction, rate)
-        torch.sub(point, start, out=moved)
-        drift.append(torch.linalg.vector_norm(moved, dim=-1).square())
+        torch.sub(point, start, out=displacement)
+        drift.append(torch.linalg.vector_norm(displacement, dim=-1).square())
 
     client: dict[str, Tensor] = {}
-    upload = {"displacement": moved}
-    for part, remembered in zip(algorithm.client_parts, (carry, *pipeline.carries), strict=True):
-        finish = part.finish(context, remembered, moved)
-        client |= finish.client
-        upload |= finish.upload
-    return ClientResult(client, upload, moved, torch.stack(drift))
+    upload = {"displacement": displacement}
+    carries = (carry, *(stage.carry for stage in stages))
+    contexts = (gradient_context, *(stage.context for stage in stages))
+    for member, seen, carried in zip(algorithm.client_members, contexts, carries, strict=True):
+        finish = member.part.finish(seen, carried, displacement)
+        client |= member.keyed(member.client, finish.client)
+        upload |= member.keyed(member.uploads, finish.upload)
+    return ClientResult(client, upload, displacement, torch.stack(drift))
 
 
-class Sent(NamedTuple):
+class Encoded(NamedTuple):
     """What a client puts on the wire, what the server makes of it, and what the client remembers of it."""
 
     payloads: dict[str, bytes]
@@ -174,43 +170,68 @@ class Sent(NamedTuple):
 
 
 @torch.no_grad()
-def send(
+def encode_uploads(
     algorithm: Algorithm, upload: State, memory: State, seed: int, round_number: int, client: int
-) -> Sent:
+) -> Encoded:
     """One client's uploads [P] through the compressor; the quantizer's noise has a stream of its own."""
-    sent = Sent({}, {}, {})
-    for name, vector in upload.items():
-        compress = algorithm.compress if name in algorithm.compressed else Compressor()
-        kept = memory[memory_of(name)] if compress.remembers else vector
+    encoded = Encoded({}, {}, {})
+    for key, vector in upload.items():
+        compress = algorithm.compress if key in algorithm.compressed else Compressor()
+        kept = memory[algorithm.memory_key(key)] if compress.remembers else vector
         target = compress.target(vector, kept)
-        generator = random.torch_generator(seed, f"compress {name}", round_number, client)
-        payload = compress.encode(target, generator)
+        purpose = f"compress {algorithm.short_uploads[key]}"
+        payload = compress.encode(target, random.torch_generator(seed, purpose, round_number, client))
         decoded = compress.decode(payload, len(vector), vector.dtype).to(vector.device)
-        sent.payloads[name], sent.decoded[name] = payload, decoded
+        encoded.payloads[key], encoded.decoded[key] = payload, decoded
         if compress.remembers:
-            sent.memory[memory_of(name)] = compress.memory(target, decoded, kept)
-    return sent
+            encoded.memory[algorithm.memory_key(key)] = compress.memory(target, decoded, kept)
+    return encoded
 
 
 @torch.no_grad()
-def server_round(algorithm: Algorithm, server: State, mean: State, cohort: Cohort) -> dict[str, Tensor]:
+def reduced_uploads(algorithm: Algorithm, received: State) -> dict[str, Tensor]:
+    """What enters the cohort's mean: the uploads [..., n] as the server receives them, and statistics."""
+    return {
+        key: upload.reduce(received[upload.of or key]) for key, upload in algorithm.declared_uploads.items()
+    }
+
+
+@torch.no_grad()
+def server_round(
+    algorithm: Algorithm, server: State, mean: State, context: MergeContext
+) -> dict[str, Tensor]:
     """The server's state after a round, from its state before and the participants' mean uploads."""
     merged = dict(server)
     if algorithm.compress.estimates:
         mean = dict(mean)
-        for name in algorithm.compressed:
-            mean[name] = algorithm.compress.estimate(server[estimate_of(name)], mean[name], cohort)
-            merged[estimate_of(name)] = mean[name]
-    for part in algorithm.parts:
-        merged |= part.merge(server, mean, cohort)
-    shifts = [shift for part in algorithm.corrections if (shift := part.shift(merged)) is not None]
+        for key in algorithm.compressed:
+            estimate = algorithm.estimate_key(key)
+            mean[key] = algorithm.compress.estimate(server[estimate], mean[key], context)
+            merged[estimate] = mean[key]
+    for member in algorithm.members:
+        update = member.part.merge(member.seen(server), member.received(mean), context)
+        merged |= member.keyed(member.server, update)
+    shifts = [
+        shift
+        for correction, member in zip(algorithm.corrections, algorithm.client_members[1:], strict=True)
+        if (shift := correction.shift(member.seen(merged))) is not None
+    ]
     total_shift = torch.stack(shifts).sum(0) if shifts else None
-    return merged | algorithm.server.update(server, mean["displacement"], total_shift, cohort)
+    member = algorithm.member(algorithm.server)
+    update = algorithm.server.update(member.seen(server), member.received(mean), total_shift, context)
+    return merged | member.keyed(member.server, update)
 
 
-def broadcast(algorithm: Algorithm, server: State) -> dict[str, Tensor]:
-    """What the server sends to every participant: where to start, and the vectors that parts asked for."""
-    return {
-        name: algorithm.start.start(server) if name == "model" else server[name]
-        for name in algorithm.broadcast
-    }
+class Broadcast(NamedTuple):
+    """What travels down to every participant."""
+
+    vectors: State
+    """By key: "model", where local training starts, and the server vectors that parts want on clients."""
+    buffers: State
+
+
+def broadcast(algorithm: Algorithm, server: State, buffers: State) -> Broadcast:
+    """What the server sends to every participant."""
+    start = algorithm.start.start(algorithm.member(algorithm.start).seen(server))
+    vectors = {key: start if key == "model" else server[key] for key in algorithm.broadcast}
+    return Broadcast(vectors, buffers)

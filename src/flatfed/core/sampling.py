@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from flatfed.core.random import numpy_generator, torch_generator
-from flatfed.core.settings import Settings
+from flatfed.core.settings import Training
 
 
-def cohort(settings: Settings, clients: int, round_number: int) -> list[int]:
+def cohort(training: Training, clients: int, round_number: int) -> list[int]:
     """The participants of a round in ascending order; takes memory for them, not for the population."""
-    generator = numpy_generator(settings.seed, "cohort", round_number)
-    size = settings.cohort_size(clients)
-    if settings.sampling == "fixed":
+    generator = numpy_generator(training.seed, "cohort", round_number)
+    size = training.cohort_size(clients)
+    if training.sampling == "fixed":
         return sorted(generator.choice(clients, size, replace=False).tolist())
-    probability = size / clients if settings.participation is None else settings.participation
+    probability = size / clients if training.participation is None else training.participation
     first = _first_of_some(clients, probability, float(generator.random()))
     after = clients - first - 1
     others = generator.choice(after, int(generator.binomial(after, probability)), replace=False)
@@ -39,34 +39,34 @@ def _first_of_some(clients: int, probability: float, uniform: float) -> int:
     return min(clients - 1, int(math.log1p(-uniform * somebody) / math.log1p(-probability)))
 
 
-def batches(settings: Settings, samples: int, round_number: int, client: int) -> list[Tensor]:
+def batches(training: Training, samples: int, round_number: int, client: int) -> list[Tensor]:
     """The positions of each local step's samples among the client's own."""
-    generator = torch_generator(settings.seed, "batches", round_number, client)
-    size = settings.batch_size
+    generator = torch_generator(training.seed, "batches", round_number, client)
+    size = training.batch_size
     if size is None:
-        steps = settings.local_steps or settings.local_epochs or 1
+        steps = training.local_steps or training.local_epochs or 1
         return [torch.arange(samples)] * steps
-    if settings.local_steps is None:
-        epochs = settings.local_epochs or 1
+    if training.local_steps is None:
+        epochs = training.local_epochs or 1
         return [
             chosen
             for _ in range(epochs)
             for chosen in torch.randperm(samples, generator=generator).split(size)
         ]
-    needed = settings.local_steps * size
+    needed = training.local_steps * size
     orders = [torch.randperm(samples, generator=generator) for _ in range(-(-needed // samples))]
     return list(torch.cat(orders)[:needed].split(size))
 
 
-def local_steps(settings: Settings, samples: int) -> int:
+def local_steps(training: Training, samples: int) -> int:
     """How many batches a client has in a round, without drawing them."""
-    if settings.local_steps is not None:
-        return settings.local_steps
-    epochs = settings.local_epochs or 1
-    return epochs if settings.batch_size is None else epochs * -(-samples // settings.batch_size)
+    if training.local_steps is not None:
+        return training.local_steps
+    epochs = training.local_epochs or 1
+    return epochs if training.batch_size is None else epochs * -(-samples // training.batch_size)
 
 
-def equal_batches(settings: Settings, common_size: int | None) -> bool:
+def equal_batches(training: Training, common_size: int | None) -> bool:
     """Whether every client takes the same number of steps with batches of the same sizes."""
-    in_steps = settings.local_steps is not None and settings.batch_size is not None
+    in_steps = training.local_steps is not None and training.batch_size is not None
     return in_steps or common_size is not None

@@ -1,16 +1,20 @@
-"""Named vectors: what a server and a client remember between rounds.
+"""Named vectors: what the server and the clients remember between rounds.
 
-A part declares its vectors with `Vector`; the engine keeps them.
+A part declares its vectors with `Vector` and reads those of another part with `Reads`. In a composition every
+vector has a key of its own, the owning part's name and the vector's, so two parts may both keep a "momentum".
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from flatfed.core.part import Part
 
 State = Mapping[str, Tensor]
 Size = Literal["model", "inputs", "inputs_squared", "channels", "classes", "one"]
@@ -30,8 +34,24 @@ class Vector:
     initial: float | Literal["model"] = 0.0
     count: int = 1
     per_class: bool = False
+    broadcast: bool = False
+    """Whether a server vector travels down to the participants."""
     sent_once: bool = False
     """Whether it never changes once it is made, so that it travels to every client only then."""
+
+
+@dataclass(frozen=True)
+class Reads:
+    """A server vector of another part, and which part that must be.
+
+    The reader gets it under the same name. A composition without that part is refused, even if another part
+    keeps a vector of the same name: it would mean something else.
+    """
+
+    owner: type[Part]
+    name: str
+    broadcast: bool = False
+    """Whether it is read on the clients, so that it must travel down."""
 
 
 @dataclass(frozen=True)

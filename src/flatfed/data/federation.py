@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from flatfed.core.errors import FlatfedError
+from flatfed.core.errors import FlatfedError, first_line
 from flatfed.core.flat import all_finite
 from flatfed.data.transform import AsStored, Transform
 
@@ -103,6 +103,10 @@ class Federation(ABC):
         """Test data that look like this client's own, where there are any."""
         return None
 
+    def tensors(self) -> list[Tensor] | None:
+        """All clients' data, to tell one federation from another; None if that would mean loading them."""
+        return None
+
     @staticmethod
     def from_tensors(
         clients: Sequence[Samples],
@@ -172,8 +176,9 @@ def as_samples(name: str, pair: Any) -> Samples:
         inputs, targets = pair
         return torch.as_tensor(inputs), torch.as_tensor(targets)
     except (TypeError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise FlatfedError(f"{name}: give (inputs, targets) as tensors or arrays ({reason})") from None
+        raise FlatfedError(
+            f"{name}: give (inputs, targets) as tensors or arrays ({first_line(error)})"
+        ) from None
 
 
 def _check_samples(name: str, inputs: Tensor, targets: Tensor) -> None:
@@ -291,6 +296,10 @@ class PooledFederation(Federation):
     @property
     def client_test_targets(self) -> Tensor | None:
         return None if self._client_tests is None else self._client_tests.targets
+
+    def tensors(self) -> list[Tensor]:
+        pools = [self._pool] if self._client_tests is None else [self._pool, self._client_tests]
+        return [part for pool in pools for part in (pool.inputs, pool.targets, pool.rows, pool.offsets)]
 
     def rows(self, number: int) -> Tensor:
         rows = self.client(number).rows

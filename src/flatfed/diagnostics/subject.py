@@ -1,4 +1,4 @@
-"""What is examined: a model, its clients' data, and the state from which its training would go on.
+"""What diagnostics look at: a model, its clients' data, and the state from which its training would go on.
 
 Losses here are the plain mean loss on stored data: evaluation mode (running statistics, no dropout), no
 augmentation, no weight decay.
@@ -10,46 +10,52 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Unpack
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from flatfed.algorithms import ALGORITHMS
 from flatfed.core import random
 from flatfed.core.algorithm import Algorithm
+from flatfed.core.context import Carry, ClientContext, Finish
 from flatfed.core.errors import FlatfedError
-from flatfed.core.flat import Loss
-from flatfed.core.part import Carry, ClientContext, Correction, Finish
-from flatfed.core.rounds import broadcast
-from flatfed.core.settings import Settings, SettingsOptions
-from flatfed.core.state import State, initial_state
+from flatfed.core.flat import Layout
+from flatfed.core.part import Correction
+from flatfed.core.rounds import Broadcast, broadcast
+from flatfed.core.settings import Training
+from flatfed.core.state import State
 from flatfed.data.federation import Federation, Samples
+from flatfed.engines.chunks import chunks
 from flatfed.engines.client_store import ClientStore
-from flatfed.engines.local import LocalEngine
-from flatfed.engines.worker import Metric
+from flatfed.engines.engine import Engine
+from flatfed.engines.execution import Execution
+from flatfed.engines.planning import Metric
+from flatfed.engines.server_loss import server_loss
+from flatfed.engines.worker import Snapshot, Worker
 from flatfed.runs.folder import RunFolder, read_json
-from flatfed.runs.identity import fingerprint
+from flatfed.runs.identity import run_identity
+from flatfed.runs.train import Run, train
 from flatfed.training.config import Config
-from flatfed.training.loop import Run, default_metrics
+from flatfed.training.loop import Callback, TrainingState
+from flatfed.training.start import start_engine
+from flatfed.training.task import Task
 
 GRADIENT_SLICE = 512
 
 Tick = Callable[[float], None]
-"""Told the share of the work that is done, 0 … 1."""
+"""Called with the share of the work that is done, 0 … 1."""
 
 
 def silent(share: float) -> None:
-    """For callers that do not watch."""
+    """Shows no progress."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """Everything that a diagnostic may look at; none of them changes it."""
+    """Everything that a diagnostic may look at; diagnostics leave it unchanged."""
 
-    engine: LocalEngine
-    """Its model has the first weights, for diagnostics that train anew."""
+    task: Task
+    """Its model has the first weights, for diagnostics that train again."""
+    engine: Engine
     server: State
     buffers: State
     clients: ClientStore
@@ -64,28 +70,56 @@ class Subject:
         return self.server["model"]
 
     @property
-    def received(self) -> dict[str, Tensor]:
+    def identity(self) -> str:
+        """Tells this training from any other."""
+        return run_identity(self.task, self.engine.plan).digest
+
+    @property
+    def initial_model(self) -> Tensor:
+        """The model [P] that the training started from."""
+        return self.layout.vector(self.task.model).to(self.engine.plan.device)
+
+    @property
+    def layout(self) -> Layout:
+        """Which part of a flat model is which parameter."""
+        return self.engine.plan.layout
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return self.engine.plan.dimensions.input_shape
+
+    @property
+    def metrics(self) -> Mapping[str, Metric]:
+        return self.engine.plan.metrics
+
+    @property
+    def broadcast(self) -> Broadcast:
         """What the participants of the next round would get."""
-        return broadcast(self.algorithm, self.server)
+        return broadcast(self.algorithm, self.server, self.buffers)
+
+    @property
+    def received(self) -> State:
+        """The vectors of that."""
+        return self.broadcast.vectors
 
     @property
     def algorithm(self) -> Algorithm:
         return self.engine.plan.algorithm
 
     @property
-    def settings(self) -> Settings:
-        return self.engine.plan.settings
+    def training(self) -> Training:
+        return self.engine.plan.training
 
     @property
     def federation(self) -> Federation:
-        return self.engine.federation
+        return self.task.federation
 
     def some_clients(self, count: int | None) -> list[int]:
-        """So many clients, the same ones every time for a seed; all of them if None."""
+        """A number of clients, for one seed always the same ones; all of them if None."""
         population = len(self.federation)
         if count is None or count >= population:
             return list(range(population))
-        generator = random.numpy_generator(self.settings.seed, "examined clients")
+        generator = random.numpy_generator(self.training.seed, "examined clients")
         return sorted(generator.choice(population, count, replace=False).tolist())
 
     def data(self, client: int) -> Samples:
@@ -118,12 +152,12 @@ class Subject:
     def _drawn(self, count: int, limit: int | None) -> Tensor:
         if limit is None or limit >= count:
             return torch.arange(count)
-        generator = random.torch_generator(self.settings.seed, "examined samples")
+        generator = random.torch_generator(self.training.seed, "examined samples")
         return torch.randperm(count, generator=generator)[:limit].sort().values
 
-    def evaluate(self, vector: Tensor, samples: Samples) -> dict[str, float]:
-        """Loss and metrics at any point [P]."""
-        return self.engine.evaluate(vector, self.buffers, samples)
+    def evaluate(self, vector: Tensor, samples: Samples, buffers: State | None = None) -> dict[str, float]:
+        """Loss and metrics at any point [P], with the global model's buffers unless others are given."""
+        return self.engine.evaluate(Snapshot(vector, self.buffers if buffers is None else buffers), samples)
 
     def loss(self, vector: Tensor, samples: Samples) -> Tensor:
         """The mean loss on a batch as a differentiable function of the flat model [P]."""
@@ -155,10 +189,15 @@ class Subject:
             total += share * piece
         return total
 
+    def train_again(self, federation: Federation, rounds: int, callback: Callback) -> None:
+        """Repeats the training from the first weights, on this federation or another."""
+        training = self.training.replaced(rounds=rounds, evaluate_every=rounds)
+        train(replace(self.task, federation=federation), self.algorithm, training, callbacks=[callback])
+
     def local_models(
         self, clients: Sequence[int], visit: Callable[[list[int], int, Tensor], None], tick: Tick = silent
     ) -> None:
-        """Trains clients for one round from the present state and shows every local model on the way.
+        """Trains clients for one round from the present state and visits every local model on the way.
 
         `visit(members, k, points)` gets the models [C, P] of some clients after k steps, k = 0 … K.
         """
@@ -170,22 +209,16 @@ class Subject:
             visit(members, step, point if point.dim() > 1 else point[None])
             step += 1
 
-        plan = self.engine.plan
         watched = replace(self.algorithm, correct=(_Watched(see), *self.algorithm.corrections))
-        settings = plan.settings.model_copy(update={"path": plan.path})
-        engine = LocalEngine(self.engine.model, self.federation, watched, plan.loss, settings, {})
-        received = self.received
-        try:
-            # A chunk at a time, so that the steps seen are all its own.
-            seen = 0
-            for chunk in engine.chunks(clients):
-                members, step = list(chunk), 0
-                engine.train_chunks(received, self.buffers, self.clients, self.round, [members])
-                seen += len(members)
-                tick(seen / len(clients))
-        finally:
-            self.clients.discard()
-            engine.close()
+        worker = Worker(replace(self.engine.plan, algorithm=watched), self.task.model, self.federation)
+        sent, seen = self.broadcast, 0
+        # A chunk at a time, so that the steps seen are all its own.
+        for chunk in chunks(self.engine.plan, clients):
+            members, step = list(chunk), 0
+            states = [self.clients.read(client, sent.vectors["model"]) for client in members]
+            worker.train(members, sent, states, self.round)
+            seen += len(members)
+            tick(seen / len(clients))
 
 
 class _Watched(Correction):
@@ -195,11 +228,11 @@ class _Watched(Correction):
         self.see = see
 
     def direction(self, direction: Tensor, context: ClientContext, carry: Carry) -> tuple[Tensor, Carry]:
-        self.see(context.origin + context.moved)
+        self.see(context.origin + context.displacement)
         return direction, carry
 
-    def finish(self, context: ClientContext, carry: Carry, moved: Tensor) -> Finish:
-        self.see(context.origin + moved)
+    def finish(self, context: ClientContext, carry: Carry, displacement: Tensor) -> Finish:
+        self.see(context.origin + displacement)
         return Finish()
 
 
@@ -211,93 +244,70 @@ def _slices(samples: Samples) -> Iterator[tuple[float, Samples]]:
 
 
 @contextmanager
-def examine(
-    model: nn.Module,
-    federation: Federation,
+def inspect(
+    task: Task,
     algorithm: Algorithm | None = None,
+    training: Training | None = None,
     *,
     run: Run | None = None,
-    loss: Loss | None = None,
-    metrics: Mapping[str, Metric] | None = None,
-    **options: Unpack[SettingsOptions],
 ) -> Iterator[Subject]:
-    """Any model with any federation: its own weights, or those that a `run` of it arrived at.
+    """A task's model as it is, or as a `run` of it left it.
 
-    Without a run, `algorithm` (FedAvg unless given) and `options`, the fields of `Settings`, say how clients
-    would train from here; with one, they are the run's, and so are `loss` (else cross-entropy) and `metrics`
-    unless given.
+    Without a run, `algorithm` (plain averaging unless given) and `training` say how clients would train from
+    here; with one, they are the run's.
     """
-    if run is not None and (algorithm is not None or options):
+    if run is not None and (algorithm is not None or training is not None):
         raise FlatfedError("run: it has its own algorithm and settings; give either it or them")
-    algorithm = run.algorithm if run else algorithm or ALGORITHMS["fedavg"]()
-    settings = run.settings if run else Settings.checked(**{"rounds": 1, **options})
-    if metrics is None:
-        metrics = run.metrics if run and loss is None else default_metrics(loss or F.cross_entropy)
-    loss = loss or (run.loss if run else F.cross_entropy)
-    engine = LocalEngine(model, federation, algorithm, loss, settings, metrics)
+    if run is not None:
+        algorithm, training = run.algorithm, run.training
+    engine = start_engine(task, algorithm or Algorithm(), training or Training(rounds=1), Execution())
     try:
-        if run is None:
-            server = {"model": engine.initial_vector, **_first_state(engine)}
-            yield _subject(engine, server, engine.initial_buffers, _store(engine), 0)
-        else:
+        state, clients = TrainingState.initial(engine.plan, task.model), engine.clients
+        if run is not None:
             buffers = dict(run.model.named_buffers())
-            yield _subject(engine, run.server, buffers, run.clients, len(run.history))
+            state = TrainingState(run.server, buffers, len(run.history))
+            clients = run.clients
+        yield _subject(task, engine, state, clients)
     finally:
         engine.close()
 
 
 @contextmanager
-def examine_folder(folder: Path) -> Iterator[tuple[Subject, str]]:
-    """A run's last checkpoint and its fingerprint, rebuilt from the run folder alone."""
+def inspect_folder(folder: Path) -> Iterator[Subject]:
+    """A run's last checkpoint, rebuilt from the run folder alone."""
     existing = RunFolder.existing(folder)
     values = read_json(folder / "config.json")
     if not isinstance(values, dict) or "data" not in values:
         raise FlatfedError(
             f"{folder}: made from Python, whose model and data are not in the folder; there, use "
-            "flatfed.diagnostics.examine(model, federation, run=run) as a subject and "
+            "flatfed.diagnostics.inspect(task, run=run) as a subject and "
             f"flatfed.diagnostics.diagnose({str(folder)!r}, subject=subject)"
         )
     checkpoint = existing.last_checkpoint()
     config = Config.checked(values)
-    federation = config.make_federation()
-    model = config.make_model(federation)
-    loss = F.cross_entropy
-    algorithm = config.make_algorithm()
-    engine = LocalEngine(model, federation, algorithm, loss, config.training, default_metrics(loss))
+    task = config.make_task()
+    engine = start_engine(task, config.make_algorithm(), config.training, config.execution)
     try:
-        if fingerprint(engine) != checkpoint.fingerprint:
+        if run_identity(task, engine.plan).digest != checkpoint.identity:
             raise FlatfedError(
                 f"{folder}: its checkpoint was made with other data or by another version of flatfed; "
                 "use that version or run it again"
             )
-        store = _store(engine)
-        existing.load_clients(store)
-        subject = _subject(engine, checkpoint.server, checkpoint.buffers, store, checkpoint.round)
-        yield subject, checkpoint.fingerprint
+        existing.load_clients(engine.clients)
+        state = TrainingState(checkpoint.server, checkpoint.buffers, checkpoint.round)
+        yield _subject(task, engine, state, engine.clients)
     finally:
         engine.close()
 
 
-def _subject(
-    engine: LocalEngine, server: State, buffers: State, clients: ClientStore, finished: int
-) -> Subject:
-    device = engine.plan.device
+def _subject(task: Task, engine: Engine, state: TrainingState, clients: ClientStore) -> Subject:
+    plan = engine.plan
     return Subject(
+        task=task,
         engine=engine,
-        server={name: value.to(device) for name, value in server.items()},
-        buffers={name: value.to(device) for name, value in buffers.items()},
+        server={key: value.to(plan.device) for key, value in state.server.items()},
+        buffers={name: value.to(plan.device) for name, value in state.buffers.items()},
         clients=clients,
-        round=finished,
-        seen_loss=engine.server_loss(buffers),
+        round=state.round,
+        seen_loss=server_loss(plan, task.model, state.buffers),
     )
-
-
-def _first_state(engine: LocalEngine) -> dict[str, Tensor]:
-    plan = engine.plan
-    return initial_state(plan.algorithm.server_vectors, plan.dimensions, engine.initial_vector)
-
-
-def _store(engine: LocalEngine) -> ClientStore:
-    plan = engine.plan
-    memory = int(plan.settings.client_memory * 2**20)
-    return ClientStore(plan.algorithm.client_vectors, plan.dimensions, engine.initial_vector.dtype, memory)

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from flatfed.core.state import Dimensions, State, Vector
+from flatfed.engines.execution import Execution
 from flatfed.engines.memory import GrowingMemory
+from flatfed.engines.planning import Plan
 
 
-class Place(NamedTuple):
+class Slots(NamedTuple):
     """Where a client's vectors are, if it has any, and where its new ones go."""
 
     old: int | None
@@ -31,7 +33,7 @@ class ClientStore:
     A round's new rows are staged beside the old ones and become visible together in `commit`, so that an
     interrupted round leaves no trace. Rows fill memory up to `memory_bytes`, then a scratch file in `folder`
     (default: the system's temporary folder). A forked process shares the files that the store had then: it
-    can `load` and `keep` what this one has given a place.
+    can `load` from and `write` to the slots that this one has reserved.
     """
 
     def __init__(
@@ -57,6 +59,12 @@ class ClientStore:
         self._lock = threading.Lock()
         self.changed: set[int] = set()
 
+    @classmethod
+    def for_plan(cls, plan: Plan, execution: Execution, folder: Path | None = None) -> ClientStore:
+        """For the vectors that an algorithm keeps on clients."""
+        vectors, memory = plan.algorithm.client_vectors, execution.client_memory_bytes
+        return cls(vectors, plan.dimensions, plan.layout.dtype, memory, folder)
+
     def __len__(self) -> int:
         return len(self._slot)
 
@@ -76,28 +84,28 @@ class ClientStore:
         return self.load(self._slot.get(client), received)
 
     def stage(self, client: int, state: State) -> None:
-        """Keeps a copy of a client's new vectors until `commit`."""
-        self.keep(self.place(client).new, state)
+        """Copies a client's new vectors, which count from `commit` on."""
+        self.write(self.reserve(client).new, state)
 
     def stage_row(self, client: int, row: Tensor) -> None:
-        self._row(self.place(client).new).copy_(row)
+        self._row(self.reserve(client).new).copy_(row)
 
-    def place(self, client: int) -> Place:
-        """Stages a client and makes room for its new vectors, which must be kept before `commit`."""
+    def reserve(self, client: int) -> Slots:
+        """Stages a client and makes room for its new vectors, which must be written before `commit`."""
         if not self.vectors:
-            return Place(None, 0)
+            return Slots(None, 0)
         with self._lock:
             if self._free:
                 slot = self._free.pop()
             else:
                 slot, self._slots = self._slots, self._slots + 1
             self._staged[client] = slot
-            # Only here, so that nobody else has to enlarge a file.
+            # Only here, so that no other process ever has to enlarge a file.
             self._row(slot)
-            return Place(self._slot.get(client), slot)
+            return Slots(self._slot.get(client), slot)
 
     def load(self, slot: int | None, received: Tensor) -> dict[str, Tensor]:
-        """The vectors at a place; initial ones where there is none."""
+        """The vectors in a slot; initial ones where there is none."""
         if slot is not None:
             pieces = self._row(slot).to(received.device).split(self.lengths)
             return {vector.name: piece for vector, piece in zip(self.vectors, pieces, strict=True)}
@@ -108,8 +116,8 @@ class ClientStore:
             for vector, length in zip(self.vectors, self.lengths, strict=True)
         }
 
-    def keep(self, slot: int, state: State) -> None:
-        """Copies vectors to a place."""
+    def write(self, slot: int, state: State) -> None:
+        """Copies vectors into a slot."""
         if not self.vectors:
             return
         for piece, vector in zip(self._row(slot).split(self.lengths), self.vectors, strict=True):

@@ -36,10 +36,10 @@ class _Oracle:
 
     @property
     def loss(self) -> Tensor:
-        assert self._loss is not None, "no gradient has been asked for"
+        assert self._loss is not None, "no gradient has been taken"
         return self._loss
 
-    def _keep(self, loss: Tensor) -> None:
+    def _record(self, loss: Tensor) -> None:
         self.evaluations += 1
         if self._loss is None:
             self._loss = loss.detach()
@@ -64,7 +64,7 @@ class ModuleOracle(_Oracle):
     def __call__(self, point: Tensor) -> Tensor:
         return self._gradients(point, self.inputs, ())[0]
 
-    def elsewhere(self, point: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+    def on_samples(self, point: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         self.evaluations += 1
         batch = inputs, targets
         return ModuleOracle(self.bound, self.loss_function, batch, self.random_key, moves_buffers=False)(
@@ -94,7 +94,7 @@ class ModuleOracle(_Oracle):
             )
         if kept is not None:
             load_buffers(bound.module, kept)
-        self._keep(loss)
+        self._record(loss)
         own = len(bound.parameters)
         return bound.layout.pack(gradients[:own]), gradients[own:]
 
@@ -169,10 +169,10 @@ class MatrixOracle(_Oracle):
     def __call__(self, point: Tensor) -> Tensor:
         with _no_draws():
             gradient, loss = self.gradients.plain(point, self.inputs, self.targets)
-        self._keep(loss)
+        self._record(loss)
         return gradient
 
-    def elsewhere(self, point: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+    def on_samples(self, point: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         self.evaluations += 1
         clients = len(point)
         with _no_draws():
@@ -186,5 +186,5 @@ class MatrixOracle(_Oracle):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         with _no_draws():
             slopes, loss = self.gradients.shifted(point, shift, parameters, self.inputs, self.targets)
-        self._keep(loss)
+        self._record(loss)
         return slopes

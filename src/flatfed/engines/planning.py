@@ -1,8 +1,9 @@
-"""Trying a model once, and deciding by a fixed rule how its clients are trained."""
+"""Deciding by a fixed rule how clients are trained, from one try of the model or from shapes alone."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -10,19 +11,90 @@ from torch import Tensor, nn
 
 from flatfed.core import random
 from flatfed.core.algorithm import Algorithm
-from flatfed.core.errors import FlatfedError
+from flatfed.core.errors import FlatfedError, first_line
 from flatfed.core.flat import BoundModel, Layout, Loss, buffer_change, buffers_of, load_buffers
+from flatfed.core.part import ServerTask
 from flatfed.core.sampling import batches, equal_batches
-from flatfed.core.settings import Settings
+from flatfed.core.settings import Training
 from flatfed.core.state import Dimensions
 from flatfed.data.federation import Federation, PooledFederation
 from flatfed.engines.dense import dense_layers
 from flatfed.engines.oracles import MatrixGradients
-from flatfed.engines.worker import Metric, Plan
 
 MATRIX_PARAMETERS = 2**18
 """Larger models keep a core busy by themselves, and a matrix of them falls out of the cache."""
 _CLIENT_BY_CLIENT = (nn.modules.conv._ConvNd, nn.RNNBase, nn.Embedding, nn.EmbeddingBag)
+
+Metric = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Population:
+    """How many clients there are and how much data they have, without the data."""
+
+    clients: int
+    samples: int | None
+    """Those of all clients together, None if that is not known."""
+    first_samples: int
+    """Those of client 0, which stands for a typical one."""
+
+    def weight(self, training: Training) -> float:
+        """What all clients weigh together."""
+        return float(self.clients if training.weighting == "uniform" else self.samples or 0)
+
+
+@dataclass(frozen=True)
+class SampleShape:
+    """What one sample looks like to the model."""
+
+    inputs: tuple[int, ...]
+    input_dtype: torch.dtype
+    targets: tuple[int, ...]
+    target_dtype: torch.dtype
+
+    @classmethod
+    def of(cls, inputs: Tensor, targets: Tensor) -> SampleShape:
+        """That of the samples of a batch."""
+        return cls(tuple(inputs.shape[1:]), inputs.dtype, tuple(targets.shape[1:]), targets.dtype)
+
+    def __str__(self) -> str:
+        dtypes = [str(dtype).removeprefix("torch.") for dtype in (self.input_dtype, self.target_dtype)]
+        return f"inputs {list(self.inputs)} {dtypes[0]}, targets {list(self.targets)} {dtypes[1]}"
+
+    def classes(self, outputs: torch.Size | None) -> int:
+        """The number of classes, where targets are labels and outputs [B, classes]; else 0."""
+        labels = self.targets == () and not self.target_dtype.is_floating_point
+        return outputs[1] if labels and outputs is not None and len(outputs) == 2 else 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all workers of a training have in common."""
+
+    algorithm: Algorithm
+    loss: Loss
+    training: Training
+    metrics: Mapping[str, Metric]
+    layout: Layout
+    dimensions: Dimensions
+    population: Population
+    device: torch.device
+    draws_random_numbers: bool
+    """Whether the model does, in training."""
+    draws_in_evaluation: bool
+    path: str
+    """"matrix" or "client"."""
+    path_reason: str
+
+    def weight(self, samples: int) -> float:
+        """How much a client counts."""
+        return float(samples) if self.training.weighting == "samples" else 1.0
+
+    def evaluation_generator(self) -> torch.Generator | None:
+        """For models that are random even in evaluation mode: the same draws every time."""
+        if not self.draws_in_evaluation:
+            return None
+        return torch.Generator(self.device).manual_seed(random.key(self.training.seed, "evaluation"))
 
 
 def make_plan(
@@ -30,28 +102,68 @@ def make_plan(
     federation: Federation,
     algorithm: Algorithm,
     loss: Loss,
-    settings: Settings,
     metrics: Mapping[str, Metric],
+    training: Training,
+    device: str,
 ) -> Plan:
     """Everything workers need to know, after one forward and backward pass on a batch of client 0."""
-    layout, device = Layout(model), usable_device(settings.device)
-    bound = BoundModel(model, layout, device)
-    tried = _try(bound, federation.to(device), loss, settings, algorithm)
-    path, reason = _choose_path(bound, tried, loss, settings, federation.common_size)
+    layout, chosen_device = Layout(model), usable_device(device)
+    bound = BoundModel(model, layout, chosen_device)
+    trial = _try(bound, federation.to(chosen_device), loss, training, algorithm)
+    path, reason = _choose_path(bound, trial, loss, training, federation.common_size)
     if path == "matrix":
         _check_indices(bound, federation)
     return Plan(
         algorithm=algorithm,
         loss=loss,
-        settings=settings,
+        training=training,
         metrics=metrics,
         layout=layout,
-        dimensions=Dimensions(layout.size, tuple(tried.inputs.shape[1:]), tried.classes),
-        device=device,
-        draws_random_numbers=tried.draws_random_numbers,
-        draws_in_evaluation=tried.draws_in_evaluation,
+        dimensions=Dimensions(layout.size, tuple(trial.inputs.shape[1:]), trial.classes),
+        population=Population(len(federation), federation.total_samples, trial.samples),
+        device=chosen_device,
+        draws_random_numbers=trial.draws_random_numbers,
+        draws_in_evaluation=trial.draws_in_evaluation,
         path=path,
         path_reason=reason,
+    )
+
+
+def plan_from_shape(
+    model: nn.Module,
+    shape: SampleShape,
+    population: Population,
+    algorithm: Algorithm,
+    loss: Loss,
+    metrics: Mapping[str, Metric],
+    training: Training,
+    device: str,
+) -> Plan:
+    """The plan of a server whose clients train elsewhere, one by one, on data that it never sees."""
+    layout = Layout(model)
+    inputs = torch.empty(2, *shape.inputs, dtype=shape.input_dtype, device="meta")
+    try:
+        outputs = copy.deepcopy(model).to("meta")(inputs)
+    except NotImplementedError:
+        outputs = None  # Some operation knows no shapes without numbers; the sites try it on real ones.
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        raise FlatfedError(f"model: it does not take {shape}: {first_line(error)}") from None
+    classes = shape.classes(outputs.shape if isinstance(outputs, Tensor) else None)
+    _check_shape(algorithm, shape, classes)
+    return Plan(
+        algorithm=algorithm,
+        loss=loss,
+        training=training,
+        metrics=metrics,
+        layout=layout,
+        dimensions=Dimensions(layout.size, shape.inputs, classes),
+        population=population,
+        device=usable_device(device),
+        draws_random_numbers=True,
+        # It cannot be tried here, and routing the draws of a model that has none changes nothing.
+        draws_in_evaluation=True,
+        path="client",
+        path_reason="clients train where their data are",
     )
 
 
@@ -59,12 +171,12 @@ def usable_device(name: str) -> torch.device:
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise FlatfedError(f"device = {name!r}: cannot be used here ({reason})") from None
+        raise FlatfedError(f"device = {name!r}: cannot be used here ({first_line(error)})") from None
 
 
 @dataclass(frozen=True)
-class _Tried:
+class _Trial:
+    samples: int
     inputs: Tensor
     targets: Tensor
     classes: int
@@ -74,18 +186,13 @@ class _Tried:
 
 
 def _try(
-    bound: BoundModel, federation: Federation, loss: Loss, settings: Settings, algorithm: Algorithm
-) -> _Tried:
+    bound: BoundModel, federation: Federation, loss: Loss, training: Training, algorithm: Algorithm
+) -> _Trial:
     data = federation.client(0)
-    (positions, *_) = batches(settings, len(data), 0, 0)
+    (positions, *_) = batches(training, len(data), 0, 0)
     stored, targets = data.batch(positions.to(data.inputs.device))
     inputs = federation.transform.evaluate(stored)
     before = buffers_of(bound.module)
-    shown = f"inputs {list(inputs.shape)} {_dtype(inputs)}"
-    if any(part.needs_float_inputs for part in algorithm.parts) and not inputs.is_floating_point():
-        raise FlatfedError(
-            f"algorithm: {algorithm.name} changes or makes up inputs, which must be floats, not {shown}"
-        )
     bound.module.train()
     values: list[Tensor] = []
     outputs: list[Tensor] = []
@@ -104,6 +211,7 @@ def _try(
                 "mean over the batch"
             )
 
+    _check_shape(algorithm, SampleShape.of(inputs, targets))
     try:
         drawn = random.draws_random_numbers(call)
     except FlatfedError:
@@ -111,10 +219,9 @@ def _try(
     except Exception as error:
         # Whatever a user's model or loss raises, say where; the cause stays attached.
         check_value()
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise FlatfedError(
-            f"model: it cannot be trained on a batch of client 0 ({shown}, targets {list(targets.shape)} "
-            f"{_dtype(targets)}): {reason}"
+            f"model: it cannot be trained on a batch of client 0 (inputs {_shown(inputs)}, targets "
+            f"{_shown(targets)}): {first_line(error)}"
         ) from error
     check_value()
     changed = any(bool((change != 0).any()) for change in buffer_change(before, bound.buffers).values())
@@ -123,14 +230,28 @@ def _try(
     with torch.no_grad():
         drawn_in_evaluation = random.draws_random_numbers(lambda: bound.module(inputs))
     bound.module.train()
-    labelled = targets.dim() == 1 and not targets.is_floating_point() and outputs[0].dim() == 2
-    if any(part.needs_classes for part in algorithm.parts) and not labelled:
+    shape = SampleShape.of(inputs, targets)
+    classes = shape.classes(outputs[0].shape)
+    _check_shape(algorithm, shape, classes)
+    return _Trial(len(data), inputs, targets, classes, drawn, drawn_in_evaluation, changed)
+
+
+def _check_shape(algorithm: Algorithm, shape: SampleShape, classes: int | None = None) -> None:
+    """Refuses samples that the algorithm's parts cannot work with; `classes` is None if not known yet."""
+    if any(part.needs_float_inputs for part in algorithm.parts) and not shape.input_dtype.is_floating_point:
         raise FlatfedError(
-            f"algorithm: {algorithm.name} makes up samples of every class, so targets must be class labels, "
-            f"not {list(targets.shape)} {_dtype(targets)} for outputs {list(outputs[0].shape)}"
+            f"algorithm: {algorithm.name} changes or makes up inputs, which must be floats, not {shape}"
         )
-    classes = outputs[0].shape[1] if labelled else 0
-    return _Tried(inputs, targets, classes, drawn, drawn_in_evaluation, changed)
+    needs_classes = any(isinstance(part, ServerTask) and part.needs_classes for part in algorithm.parts)
+    if needs_classes and classes == 0:
+        raise FlatfedError(
+            f"algorithm: {algorithm.name} makes up samples of every class, so targets must be class labels "
+            f"and outputs one number per class, not {shape}"
+        )
+
+
+def _shown(tensor: Tensor) -> str:
+    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
 
 def _check_indices(bound: BoundModel, federation: Federation) -> None:
@@ -149,46 +270,42 @@ def _check_indices(bound: BoundModel, federation: Federation) -> None:
         bound.module.train()
 
 
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
 def _choose_path(
-    bound: BoundModel, tried: _Tried, loss: Loss, settings: Settings, common_size: int | None
+    bound: BoundModel, trial: _Trial, loss: Loss, training: Training, common_size: int | None
 ) -> tuple[str, str]:
     """How to train, and why: a fixed rule, so that the same configuration always takes the same path."""
-    if settings.path == "client":
+    if training.path == "client":
         return "client", "asked for"
-    impossible = _obstacle(tried, settings, common_size)
-    if settings.path == "auto" and impossible is None:
+    obstacle = _obstacle(trial, training, common_size)
+    if training.path == "auto" and obstacle is None:
         if any(isinstance(module, _CLIENT_BY_CLIENT) for module in bound.module.modules()):
             return "client", "the model has convolutional, recurrent or embedding layers"
         if bound.layout.size > MATRIX_PARAMETERS:
             return "client", f"the model has more than {MATRIX_PARAMETERS} parameters"
-    if impossible is None:
-        vector, inputs, targets = bound.layout.vector(bound.module), tried.inputs, tried.targets
+    if obstacle is None:
+        vector, inputs, targets = bound.layout.vector(bound.module), trial.inputs, trial.targets
         try:
             MatrixGradients(bound.module, bound.layout, loss).plain(vector[None], inputs[None], targets[None])
         except (RuntimeError, ValueError, NotImplementedError, TypeError) as error:
-            impossible = f"the model cannot be vectorised ({type(error).__name__})"
-    if settings.path == "matrix":
-        if impossible:
-            raise FlatfedError(f"path = 'matrix': {impossible}; use path = 'client' or 'auto'")
+            obstacle = f"the model cannot be vectorised ({type(error).__name__})"
+    if training.path == "matrix":
+        if obstacle:
+            raise FlatfedError(f"path = 'matrix': {obstacle}; use path = 'client' or 'auto'")
         return "matrix", "asked for"
-    if impossible:
-        return "client", impossible
+    if obstacle:
+        return "client", obstacle
     reason = f"the model has at most {MATRIX_PARAMETERS} parameters and all batches have one shape"
     if dense_layers(bound.module, bound.layout, loss):
         reason += "; its gradients have a closed form"
     return "matrix", reason
 
 
-def _obstacle(tried: _Tried, settings: Settings, common_size: int | None) -> str | None:
+def _obstacle(trial: _Trial, training: Training, common_size: int | None) -> str | None:
     """Why clients cannot be trained as a matrix, as far as that can be seen without trying."""
-    if tried.draws_random_numbers:
+    if trial.draws_random_numbers:
         return "the model draws random numbers"
-    if tried.changes_buffers:
+    if trial.changes_buffers:
         return "the model changes its buffers"
-    if not equal_batches(settings, common_size):
+    if not equal_batches(training, common_size):
         return "clients take different numbers of steps or batches of different sizes"
     return None

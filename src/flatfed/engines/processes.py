@@ -1,9 +1,9 @@
-"""A crew of processes: copies of this one, each of which trains a chunk of clients at a time.
+"""A pool of worker processes: copies of this one, each of which trains a chunk of clients at a time.
 
 Threads that call many small operations spend their time waiting for each other's turn at the interpreter;
-processes do not. They are forked, so they see the model, the loss and the data as they are without anybody
-having to send them, and whatever memory they only read stays shared. Jobs and answers go through a pipe, the
-tensors in them through memory that both ends see.
+processes do not. They are forked, so they see the model, the loss and the data as they are without any of it
+being sent, and whatever memory they only read stays shared. Jobs and answers go through a pipe, the tensors
+in them through memory that both ends see.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from torch import Tensor
 
 from flatfed.core.errors import FlatfedError
 from flatfed.engines.memory import GrowingMemory
+from flatfed.engines.scheduler import in_order
 
 _ALIGNMENT = 64
 _DIE_WITH_PARENT = 1
@@ -46,7 +47,7 @@ def can_fork() -> bool:
     return on_linux and not multiprocessing.current_process().daemon and not torch.accelerator.is_available()
 
 
-class _Memory:
+class _SharedTensors:
     """Where the tensors of one message at a time are."""
 
     def __init__(self) -> None:
@@ -72,7 +73,7 @@ class _Memory:
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, memory: _Memory) -> None:
+    def __init__(self, file: io.BytesIO, memory: _SharedTensors) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self.memory = memory
         self._places: dict[int, int] = {}
@@ -87,7 +88,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, memory: _Memory) -> None:
+    def __init__(self, file: io.BytesIO, memory: _SharedTensors) -> None:
         super().__init__(file)
         self.memory = memory
 
@@ -95,13 +96,13 @@ class _Unpickler(pickle.Unpickler):
         return self.memory.get(*place)
 
 
-class _Line:
-    """One end of a line between two processes that speak in turn, with a memory for each direction.
+class Channel:
+    """One end of a connection between two processes that speak in turn, with a memory for each direction.
 
     The tensors of a message are where its sender put them: they last until it sends the next one.
     """
 
-    def __init__(self, connection: Connection, outgoing: _Memory, incoming: _Memory) -> None:
+    def __init__(self, connection: Connection, outgoing: _SharedTensors, incoming: _SharedTensors) -> None:
         self.connection, self.outgoing, self.incoming = connection, outgoing, incoming
 
     def send(self, message: Any) -> None:
@@ -119,16 +120,16 @@ class _Line:
         self.incoming.close()
 
 
-class _Account(Exception):
+class RemoteTraceback(Exception):
     """Where in another process an error was raised."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
 
 
-def _serve(line: _Line, parent: int, work: Work) -> None:
-    """What a member of the crew does until nobody is there to ask."""
-    # A keyboard interrupt reaches everybody; the parent decides what becomes of it.
+def _serve(channel: Channel, parent: int, work: Work) -> None:
+    """What a worker process does until its parent has gone."""
+    # A keyboard interrupt reaches all processes; the parent decides what becomes of it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # With the thread that forked, which is the one that trains.
@@ -139,7 +140,7 @@ def _serve(line: _Line, parent: int, work: Work) -> None:
     if os.getppid() != parent:
         return
     # A new thread has none of the settings that torch keeps for each, such as the caller's autocast.
-    thread = threading.Thread(target=_answer, args=(line, work))
+    thread = threading.Thread(target=_answer, args=(channel, work))
     thread.start()
     thread.join()
 
@@ -155,23 +156,23 @@ def _keep_freed_memory(option: Callable[[int, int], int]) -> None:
         option(_MMAP_THRESHOLD, 2**25)
 
 
-def _answer(line: _Line, work: Work) -> None:
+def _answer(channel: Channel, work: Work) -> None:
     torch.set_num_threads(1)
     while True:
         try:
-            job = line.receive()
+            job = channel.receive()
         except EOFError:
             return
-        answer, failure, account = None, None, ""
+        answer, failure, remote_traceback = None, None, ""
         try:
             answer = work(job)
         except BaseException as error:
             # Whatever it is, it is raised again in the parent.
-            failure, account = _portable(error), traceback.format_exc()
+            failure, remote_traceback = _portable(error), traceback.format_exc()
         # The process may be killed before it would do this by itself.
         sys.stdout.flush()
         sys.stderr.flush()
-        line.send((answer, failure, account))
+        channel.send((answer, failure, remote_traceback))
 
 
 def _portable(error: BaseException) -> BaseException:
@@ -183,19 +184,19 @@ def _portable(error: BaseException) -> BaseException:
     return error
 
 
-class _Member:
-    """A process of the crew."""
+class WorkerProcess:
+    """One process of the pool."""
 
     def __init__(self, work: Work) -> None:
         context = multiprocessing.get_context("fork")
         with ExitStack() as opened:
             try:
-                jobs, answers = _Memory(), _Memory()
+                jobs, answers = _SharedTensors(), _SharedTensors()
                 near, far = multiprocessing.Pipe()
-                self.line = _Line(near, jobs, answers)
-                opened.callback(self.line.close)
+                self.channel = Channel(near, jobs, answers)
+                opened.callback(self.channel.close)
                 with far:
-                    arguments = _Line(far, answers, jobs), os.getpid(), work
+                    arguments = Channel(far, answers, jobs), os.getpid(), work
                     self.process = context.Process(target=_serve, args=arguments, daemon=True, name="flatfed")
                     self.process.start()
             except OSError as error:
@@ -204,19 +205,19 @@ class _Member:
                 ) from None
             opened.pop_all()
 
-    def ask(self, job: Any) -> None:
+    def start(self, job: Any) -> None:
         try:
-            self.line.send(job)
+            self.channel.send(job)
         except OSError:
             raise self._lost() from None
 
     def answer(self) -> Any:
         try:
-            answer, error, account = self.line.receive()
+            answer, error, remote_traceback = self.channel.receive()
         except (EOFError, OSError):
             raise self._lost() from None
         if error is not None:
-            raise error from _Account(account)
+            raise error from RemoteTraceback(remote_traceback)
         return answer
 
     def _lost(self) -> FlatfedError:
@@ -233,71 +234,60 @@ class _Member:
         self.process.kill()
         self.process.join()
         self.process.close()
-        self.line.close()
+        self.channel.close()
 
 
 _FORKING = threading.Lock()
-"""One fork at a time: a child must not inherit the far end of another's line, or its end would go unseen."""
+"""One fork at a time: a child that inherited the far end of another's channel would hide that one's end."""
 
 
-class Crew:
-    """Processes that do `work` on jobs, each of which must be something that can be pickled."""
+class WorkerPool:
+    """Processes that do `work` on jobs, each of which must be something that can be pickled.
 
-    def __init__(self, work: Work, size: int) -> None:
-        """At most `size` of them; they are started when they are first needed."""
-        self._work, self._size = work, size
-        self._members: list[_Member] = []
+    `taken` makes of an answer, as soon as it comes, what is kept of it; it must copy the tensors, which do
+    not last.
+    """
 
-    def close(self) -> None:
-        for member in self._members:
-            member.close()
-        self._members = []
+    def __init__(self, work: Work, taken: Callable[[Any], Any], size: int) -> None:
+        """At most `size` processes; they are started when they are first needed."""
+        self._work, self._taken, self._size = work, taken, size
+        self._processes: list[WorkerProcess] = []
+        self._waiting: list[WorkerProcess] = []
+        self._busy: dict[Any, tuple[int, WorkerProcess]] = {}
 
-    def in_order(self, jobs: Iterable[Any], taken: Callable[[int, Any], Any]) -> Iterator[Any]:
-        """What `taken` makes of the answers, in the order of the jobs; a bounded number waits for its turn.
+    @property
+    def idle(self) -> int:
+        return self._size - len(self._busy)
 
-        `taken` gets a job's number and its answer as soon as it comes, and must copy what it keeps, because
-        the answer's tensors do not last. After an error, or when it is left before its end, its processes are
-        ended: nobody works on.
-        """
-        idle = list(self._members)
-        busy: dict[Any, tuple[int, _Member]] = {}
-        found: dict[int, Any] = {}
-        failed: dict[int, Exception] = {}
-        waiting = enumerate(jobs)
-        following = next(waiting, None)
-        upcoming = 0
+    def start(self, number: int, job: Any) -> None:
+        if not self._waiting:
+            with _FORKING:
+                self._processes.append(WorkerProcess(self._work))
+            self._waiting.append(self._processes[-1])
+        process = self._waiting.pop()
+        process.start(job)
+        self._busy[process.channel.connection] = number, process
+
+    def finished(self) -> Iterator[tuple[int, Any]]:
+        for connection in wait(list(self._busy)):
+            number, process = self._busy.pop(connection)
+            try:
+                outcome = self._taken(process.answer())
+            except Exception as error:
+                outcome = error
+            self._waiting.append(process)
+            yield number, outcome
+
+    def in_order(self, jobs: Iterable[Any]) -> Iterator[Any]:
+        """The results of jobs in their order; after an error, or when it is left before its end, all
+        processes are ended, so that none works on."""
         try:
-            while following is not None or busy or found or failed:
-                while (
-                    following is not None
-                    and not failed
-                    and len(busy) < self._size
-                    and following[0] < upcoming + 2 * self._size
-                ):
-                    (number, job), member = following, idle.pop() if idle else self._another()
-                    member.ask(job)
-                    busy[member.line.connection] = number, member
-                    following = next(waiting, None)
-                if upcoming in failed:
-                    # In its turn, so that it is the same one whoever was faster.
-                    raise failed[upcoming]
-                if upcoming in found:
-                    yield found.pop(upcoming)
-                    upcoming += 1
-                    continue
-                for connection in wait(list(busy)):
-                    number, member = busy.pop(connection)
-                    try:
-                        found[number] = taken(number, member.answer())
-                    except Exception as error:
-                        failed[number] = error
-                    idle.append(member)
+            yield from in_order(self, jobs, 2 * self._size)
         except BaseException:
             self.close()
             raise
 
-    def _another(self) -> _Member:
-        with _FORKING:
-            self._members.append(_Member(self._work))
-        return self._members[-1]
+    def close(self) -> None:
+        for process in self._processes:
+            process.close()
+        self._processes, self._waiting, self._busy = [], [], {}

@@ -17,23 +17,28 @@ import logging
 import os
 import pickle
 import socket
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from flatfed.core.algorithm import Algorithm
-from flatfed.core.errors import FlatfedError
-from flatfed.core.flat import Loss
-from flatfed.core.settings import Settings
+from flatfed.core.aggregate import Aggregate
+from flatfed.core.errors import FlatfedError, first_line
+from flatfed.core.rounds import Broadcast
 from flatfed.core.state import State
-from flatfed.data.federation import ClientData, Federation, PooledFederation
+from flatfed.data.federation import ClientData, Federation, PooledFederation, Samples
+from flatfed.engines.chunks import chunks
 from flatfed.engines.client_store import ClientStore
-from flatfed.engines.local import LocalEngine
-from flatfed.engines.sums import OrderedSum, Piece
-from flatfed.engines.worker import Metric, Worker, no_unexpected_draws
+from flatfed.engines.execution import Execution
+from flatfed.engines.planning import Plan
+from flatfed.engines.scheduler import in_order
+from flatfed.engines.sums import CohortCollector, PairwiseSum, Piece
+from flatfed.engines.threads import WorkerThreads, available_cores
+from flatfed.engines.worker import Evaluator, Snapshot, Worker, no_unexpected_draws
 
 # No reports to its makers, and no advice about accelerators on every start.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -62,7 +67,7 @@ class ShardedFederation(Federation):
         self._clients = len(federation)
         self._per_shard = -(-self._clients // SHARDS)
         self._shards = [
-            ray.put([_own(federation.client(client)) for client in run.tolist()])
+            ray.put([_alone(federation.client(client)) for client in run.tolist()])
             for run in torch.arange(self._clients).split(self._per_shard)
         ]
 
@@ -85,15 +90,15 @@ class ShardedFederation(Federation):
         return self
 
 
-def _own(data: ClientData) -> ClientData:
+def _alone(data: ClientData) -> ClientData:
     """A client's samples by themselves, without those that they are pooled with."""
     return ClientData(*data.batch(torch.arange(len(data), device=data.inputs.device)))
 
 
 @functools.lru_cache(maxsize=SHARDS)
 def _fetched(shard: Any) -> list[ClientData]:
-    found: list[ClientData] = ray.get(shard)
-    return found
+    clients: list[ClientData] = ray.get(shard)
+    return clients
 
 
 class RemoteWorker:
@@ -109,175 +114,239 @@ class RemoteWorker:
         self,
         start: int,
         chunks: Sequence[Sequence[int]],
-        sent: tuple[State, State],
+        broadcast: Broadcast,
         states: Sequence[Sequence[State]],
         round_number: int,
     ) -> tuple[list[Piece], list[list[dict[str, Tensor]]]]:
-        """The sums over a stretch of the cohort's chunks, the first of them at place `start`."""
-        received, buffers = sent
-        total, found = OrderedSum(), []
+        """The sums over a stretch of the cohort's chunks, of which the first is number `start`."""
+        total, new_states = PairwiseSum(), []
         with no_unexpected_draws(self.plan):
-            for place, (members, own) in enumerate(zip(chunks, states, strict=True), start):
-                totals, new_states = self.worker.train(members, received, buffers, own, round_number)
-                total.add(Piece(place, 1, totals))
-                found.append(new_states)
-        return total.pieces, found
+            for number, (members, own) in enumerate(zip(chunks, states, strict=True), start):
+                sums, changed = self.worker.train(members, broadcast, own, round_number)
+                total.add(Piece(number, 1, sums))
+                new_states.append(changed)
+        return total.pieces, new_states
 
     def process(self) -> int:
         return os.getpid()
 
 
-class RayEngine(LocalEngine):
-    """Trains cohorts on a Ray cluster; everything else happens here."""
+class Stretch(NamedTuple):
+    """Consecutive chunks of a cohort, which one worker trains and sums up."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        federation: Federation,
-        algorithm: Algorithm,
-        loss: Loss,
-        settings: Settings,
-        metrics: Mapping[str, Metric],
-    ) -> None:
-        _check_address(settings.ray_address)
-        super().__init__(model, federation, algorithm, loss, settings, metrics)
-        self._started = not ray.is_initialized()
-        if self._started:
-            try:
-                ray.init(
-                    # Not whatever cluster may once have been on this machine.
-                    address=settings.ray_address or "local",
-                    include_dashboard=False,
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
-                )
-            except (ConnectionError, RuntimeError, ValueError) as error:
-                super().close()
-                raise FlatfedError(
-                    f"ray_address = {settings.ray_address!r}: no cluster answers there ({_first_line(error)})"
-                ) from None
-        self.workers = settings.workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
-        self._idle_remote: list[Any] = []
+    start: int
+    chunks: Sequence[Sequence[int]]
+    broadcast: Any
+    """The reference to it in Ray's object store."""
+    states: Sequence[Sequence[State]]
+    round: int
+
+    @property
+    def clients(self) -> list[int]:
+        return [client for members in self.chunks for client in members]
+
+
+Trained = tuple[Stretch, list[Piece], list[list[dict[str, Tensor]]]]
+
+
+class RemoteWorkers:
+    """The cluster's workers. A lost one is replaced, and its stretch goes to another."""
+
+    def __init__(self, start_actor: Callable[[], Any], needs: str) -> None:
+        """`start_actor` asks the cluster for a worker; `needs` says what a node must have free for one."""
+        self._start_actor, self._needs = start_actor, needs
+        self._idle: list[Any] = []
         self._starting: dict[Any, Any] = {}
         """Workers that have not answered yet, by what they will answer."""
         self._lost_starts = 0
         """How many in a row were lost before they answered."""
-        # A lost worker is replaced here, not by Ray, which would wait for room for it.
-        self._kind: Any = ray.remote(num_cpus=1, num_gpus=1 if self.plan.device.type == "cuda" else 0)(
-            RemoteWorker
-        )
-        try:
-            data: Federation
-            if isinstance(self.federation, PooledFederation):
-                data = ShardedFederation(self.federation)
-            else:
-                data = copy.copy(self.federation)
-                data.test = None
-            # Kept here: a worker that is started later asks for them too.
-            self._shared = [ray.put(each) for each in (self.plan, model, data)]
-        except (TypeError, AttributeError, pickle.PicklingError) as error:
-            self.close()
-            raise FlatfedError(
-                f"engine = 'ray': the model, the loss or the data cannot be sent to workers "
-                f"({_first_line(error)})"
-            ) from None
-        for _ in range(self.workers):
-            self._start_worker()
+        self._queued: deque[tuple[int, Stretch]] = deque()
+        """What lost workers left behind."""
+        self._running: dict[Any, tuple[int, Stretch, Any]] = {}
+        self._losses: Counter[int] = Counter()
 
-    def _start_worker(self) -> None:
-        worker = self._kind.remote(self._shared)
+    def start_worker(self) -> None:
+        worker = self._start_actor()
         self._starting[worker.process.remote()] = worker
 
-    def close(self) -> None:
-        for worker in [*self._idle_remote, *self._starting.values()]:
-            ray.kill(worker)
-        self._idle_remote, self._starting = [], {}
-        if self._started:
-            ray.shutdown()
-        super().close()
+    @property
+    def idle(self) -> int:
+        return len(self._idle) - len(self._queued)
 
-    def _pieces(
-        self,
-        received: State,
-        buffers: State,
-        store: ClientStore,
-        round_number: int,
-        chunks: Sequence[Sequence[int]],
-    ) -> Iterator[Piece]:
-        sent = ray.put((received, buffers))
-        size = -(-len(chunks) // self.workers)
-        stretches = [chunks[start : start + size] for start in range(0, len(chunks), size)]
+    def start(self, number: int, stretch: Stretch) -> None:
+        worker = self._idle.pop()
+        answer = worker.train.remote(*stretch)
+        self._running[answer] = number, stretch, worker
 
-        waiting, losses = deque(range(len(stretches))), [0] * len(stretches)
-        running: dict[Any, tuple[int, Any]] = {}
-        found: dict[int, tuple[list[Piece], list[list[dict[str, Tensor]]]]] = {}
-        upcoming = 0
-        while upcoming < len(stretches):
-            while waiting and self._idle_remote:
-                number, worker = waiting.popleft(), self._idle_remote.pop()
-                states = [
-                    [store.read(client, received["model"]) for client in members]
-                    for members in stretches[number]
-                ]
-                answer = worker.train.remote(size * number, stretches[number], sent, states, round_number)
-                running[answer] = number, worker
-            for answer in self._answered(running):
-                number, worker = running.pop(answer)
-                try:
-                    found[number] = ray.get(answer)
-                except RayTaskError as error:
-                    # What a worker raised, without Ray's own account of where.
-                    raise error.cause if isinstance(error.cause, FlatfedError) else error from None
-                except RayError as error:
-                    losses[number] += 1
-                    if losses[number] == ATTEMPTS:
-                        clients = [client for members in stretches[number] for client in members]
-                        raise FlatfedError(
-                            f"round {round_number + 1}: {ATTEMPTS} workers were lost with clients {clients} "
-                            f"({_first_line(error)}); perhaps they take more memory than there is"
-                        ) from None
-                    waiting.appendleft(number)
-                    self._start_worker()
-                else:
-                    self._idle_remote.append(worker)
-            # In the order of the cohort, whoever was first.
-            while upcoming in found:
-                pieces, new_states = found.pop(upcoming)
-                for members, own in zip(stretches[upcoming], new_states, strict=True):
-                    for client, state in zip(members, own, strict=True):
-                        store.stage(client, state)
-                yield from pieces
-                upcoming += 1
+    def finished(self) -> Iterator[tuple[int, Trained | Exception]]:
+        while self._queued and self._idle:
+            self.start(*self._queued.popleft())
+        for answer in self._answers():
+            number, stretch, worker = self._running.pop(answer)
+            try:
+                trained = ray.get(answer)
+            except RayTaskError as error:
+                # What a worker raised, without Ray's own account of where.
+                yield number, error.cause if isinstance(error.cause, FlatfedError) else error
+            except RayError as error:
+                self._losses[number] += 1
+                if self._losses[number] == ATTEMPTS:
+                    yield (
+                        number,
+                        FlatfedError(
+                            f"round {stretch.round + 1}: {ATTEMPTS} workers were lost with clients "
+                            f"{stretch.clients} ({first_line(error)}); perhaps they need more memory"
+                        ),
+                    )
+                    continue
+                self._queued.append((number, stretch))
+                self.start_worker()
+            else:
+                self._idle.append(worker)
+                yield number, (stretch, *trained)
 
-    def _answered(self, running: Mapping[Any, Any]) -> list[Any]:
+    def _answers(self) -> list[Any]:
         """Waits for an answer; workers that have started meanwhile become idle."""
-        answers, _ = ray.wait([*running, *self._starting], timeout=PATIENCE)
-        if not answers and not running:
+        answers, _ = ray.wait([*self._running, *self._starting], timeout=PATIENCE)
+        if not answers and not self._running:
             raise FlatfedError(
-                f"engine = 'ray': no worker has started in {PATIENCE:g} seconds; the cluster has no free CPU"
-                + (" with a GPU" if self.plan.device.type == "cuda" else "")
+                f"engine = 'ray': no worker has started in {PATIENCE:g} seconds; the cluster has no free "
+                f"{self._needs}"
             )
         for started in [answer for answer in answers if answer in self._starting]:
             worker = self._starting.pop(started)
             try:
                 ray.get(started)
             except RayError as error:
-                # Whoever was lost with its node before it could answer is replaced.
+                # A worker that was lost with its node before it could answer is replaced.
                 self._lost_starts += 1
                 if not getattr(error, "actor_init_failed", True) and self._lost_starts < ATTEMPTS:
-                    self._start_worker()
+                    self.start_worker()
                     continue
                 raise FlatfedError(
-                    f"engine = 'ray': a worker cannot start ({_first_line(error)}); nodes need flatfed and "
+                    f"engine = 'ray': a worker cannot start ({first_line(error)}); nodes need flatfed and "
                     "what the model and the data are made of"
                 ) from None
             self._lost_starts = 0
-            self._idle_remote.append(worker)
-        return [answer for answer in answers if answer in running]
+            self._idle.append(worker)
+        return [answer for answer in answers if answer in self._running]
+
+    def in_order(self, stretches: Iterable[Stretch]) -> Iterator[Trained]:
+        """Stretches in their order, trained; after an error all workers are ended, so that none works on."""
+        self._losses.clear()
+        try:
+            yield from in_order(self, stretches, ahead=sys.maxsize)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        running = [worker for _, _, worker in self._running.values()]
+        for worker in [*self._idle, *self._starting.values(), *running]:
+            ray.kill(worker)
+        self._idle, self._starting, self._running = [], {}, {}
+
+
+class RayEngine:
+    """Trains cohorts on a Ray cluster; everything else happens here."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        model: nn.Module,
+        federation: Federation,
+        execution: Execution,
+        folder: Path | None = None,
+    ) -> None:
+        _check_address(execution.ray_address)
+        self.plan = plan
+        self.clients = ClientStore.for_plan(plan, execution, folder)
+        self._memory_bytes, self._folder = execution.client_memory_bytes, folder
+        self._connected = _connect(execution.ray_address)
+        self.workers = execution.workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
+        evaluators = execution.workers or available_cores()
+        self._threads = WorkerThreads(
+            [Evaluator(plan, model, federation.transform) for _ in range(evaluators)]
+        )
+        # A lost worker is replaced here, not by Ray, which would wait for room for it.
+        on_gpu = plan.device.type == "cuda"
+        actor: Any = ray.remote(num_cpus=1, num_gpus=1 if on_gpu else 0)(RemoteWorker)
+        self._remote = RemoteWorkers(
+            lambda: actor.remote(self._shared), "CPU with a GPU" if on_gpu else "CPU"
+        )
+        try:
+            data: Federation
+            if isinstance(federation, PooledFederation):
+                data = ShardedFederation(federation)
+            else:
+                data = copy.copy(federation)
+                data.test = None
+            # Kept here: a worker that is started later asks for them too.
+            self._shared = [ray.put(shared) for shared in (plan, model, data)]
+        except (TypeError, AttributeError, pickle.PicklingError) as error:
+            self.close()
+            raise FlatfedError(
+                f"engine = 'ray': the model, the loss or the data cannot be sent to workers "
+                f"({first_line(error)})"
+            ) from None
+        for _ in range(self.workers):
+            self._remote.start_worker()
+
+    def train(self, broadcast: Broadcast, round: int, cohort: Sequence[int]) -> Aggregate:
+        collector = CohortCollector(self.plan.algorithm, len(cohort), self._memory_bytes, self._folder)
+        stretches = self._stretches(broadcast, round, cohort)
+        for stretch, pieces, new_states in self._remote.in_order(stretches):
+            for members, states in zip(stretch.chunks, new_states, strict=True):
+                for client, state in zip(members, states, strict=True):
+                    self.clients.stage(client, state)
+            for piece in pieces:
+                collector.add(piece)
+        return collector.aggregate(broadcast.buffers)
+
+    def _stretches(self, broadcast: Broadcast, round_number: int, cohort: Sequence[int]) -> Iterator[Stretch]:
+        divided = chunks(self.plan, cohort)
+        reference = ray.put(broadcast)
+        # A rule that needs all uploads gets them a chunk at a time; sums are made of as many as there are.
+        size = -(-len(divided) // self.workers) if self.plan.algorithm.aggregate.streams else 1
+        for start in range(0, len(divided), size):
+            members = divided[start : start + size]
+            states = [
+                [self.clients.read(client, broadcast.vectors["model"]) for client in chunk]
+                for chunk in members
+            ]
+            yield Stretch(start, members, reference, states, round_number)
+
+    def evaluate(self, snapshot: Snapshot, samples: Samples) -> dict[str, float]:
+        return self._threads.evaluate(snapshot, samples)
+
+    def close(self) -> None:
+        self._remote.close()
+        if self._connected:
+            ray.shutdown()
+        self._threads.close()
+
+
+def _connect(address: str | None) -> bool:
+    """Whether a connection to the cluster was made here, rather than by the caller before."""
+    if ray.is_initialized():
+        return False
+    try:
+        ray.init(
+            # Not whatever cluster may once have been on this machine.
+            address=address or "local",
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise FlatfedError(
+            f"ray_address = {address!r}: no cluster answers there ({first_line(error)})"
+        ) from None
+    return True
 
 
 def _check_address(address: str | None) -> None:
-    """Ray itself waits for minutes for somebody to answer."""
+    """Ray itself waits for minutes for an answer."""
     if address in {None, "auto", "local"} or ray.is_initialized():
         return
     host, _, port = str(address).removeprefix("ray://").rpartition(":")
@@ -286,8 +355,4 @@ def _check_address(address: str | None) -> None:
     try:
         socket.create_connection((host, int(port)), timeout=5).close()
     except OSError as error:
-        raise FlatfedError(f"ray_address = {address!r}: nobody answers there ({error})") from None
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise FlatfedError(f"ray_address = {address!r}: nothing answers there ({error})") from None

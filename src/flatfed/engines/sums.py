@@ -1,99 +1,112 @@
-"""Sums over clients, whose bits do not depend on who added them up."""
+"""Sums over a cohort whose bits do not depend on who added them up, and rows for rules that need them all."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from flatfed.core.aggregate import Aggregate
+from flatfed.core.algorithm import Algorithm
+from flatfed.core.state import State
+from flatfed.engines.memory import GrowingMemory
+
+BLOCK_BYTES = 2**26
+"""Of the rows of a cohort that are in memory at a time."""
+
 
 @dataclass
-class Totals:
-    """Weighted sums over clients: of uploads, buffer changes, losses and step sizes."""
+class CohortSums:
+    """Weighted sums over some clients of a cohort, in the cohort's order."""
 
     weight: float = 1.0
     clients: int = 1
-    upload: dict[str, Tensor] = field(default_factory=dict)
-    moved: dict[str, Tensor] = field(default_factory=dict)
-    """The displacement itself, where what is uploaded is something else."""
-    buffers: dict[str, Tensor] = field(default_factory=dict)
-    rate: float = 0.0
-    loss: float = 0.0
-    evaluations: int = 0
-    """Minibatch gradients taken."""
+    gradient_evaluations: int = 0
     bytes_up: int = 0
-    """What the uploads take on the wire, without buffers."""
+    uploads: dict[str, Tensor] = field(default_factory=dict)
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    displacement: Tensor | None = None
+    """Of the clients' models, where the sum of the uploads "displacement" is not that."""
+    squared_displacement: float = 0.0
     drift: float = 0.0
-    """Of the squared distance from the received model, meaned over the steps."""
-    squared: float = 0.0
-    """Of the squared length of the displacement."""
+    loss: float = 0.0
+    total_rate: float = 0.0
+    rows: dict[str, Tensor] = field(default_factory=dict)
+    """For rules that need all uploads: weights [C] and, in place of sums, uploads and buffers [C, n]."""
 
-    def plus(self, other: Totals) -> Totals:
-        def added(left: Any, right: Any) -> Any:
-            if isinstance(left, dict):
-                return {name: value + right[name] for name, value in left.items()}
-            return left + right
+    def plus(self, other: CohortSums) -> CohortSums:
+        """The sums over these clients and those that come after them."""
 
-        return Totals(
-            **{each.name: added(getattr(self, each.name), getattr(other, each.name)) for each in fields(self)}
-        )
+        def added(name: str) -> Any:
+            left, right = getattr(self, name), getattr(other, name)
+            if left is None:
+                return None
+            if not isinstance(left, dict):
+                return left + right
+            if name == "rows":
+                return {key: torch.cat([value, right[key]]) for key, value in left.items()}
+            return {key: value + right[key] for key, value in left.items()}
 
-    def times(self, weight: float) -> Totals:
+        return CohortSums(**{item.name: added(item.name) for item in fields(self)})
+
+    def times(self, weight: float) -> CohortSums:
         """One client's numbers as they enter the sums."""
-        return self if weight == 1 else replace(self._each(lambda value: weight * value), weight=weight)
+        return self if weight == 1 else replace(self._mapped(lambda value: weight * value), weight=weight)
 
-    def mean(self) -> Totals:
-        """Sums over clients divided by their weight."""
-        return self._each(lambda value: value / self.weight)
-
-    def copied(self) -> Totals:
+    def copied(self) -> CohortSums:
         """With tensors of its own."""
-        return self._each(lambda value: value.clone() if isinstance(value, Tensor) else value)
+        copied = self._mapped(lambda value: value.clone() if isinstance(value, Tensor) else value)
+        return replace(copied, rows={key: value.clone() for key, value in self.rows.items()})
 
-    def _each(self, function: Callable[[Any], Any]) -> Totals:
-        """With a function of every number; what is counted stays a count."""
+    def _mapped(self, function: Callable[[Any], Any]) -> CohortSums:
+        """With a function of every weighted sum; counts and rows stay as they are."""
 
-        def changed(value: Any) -> Any:
+        def mapped(value: Any) -> Any:
             if isinstance(value, dict):
-                return {name: function(tensor) for name, tensor in value.items()}
-            return function(value)
+                return {key: function(tensor) for key, tensor in value.items()}
+            return None if value is None else function(value)
 
-        counted = {"weight", "clients", "evaluations", "bytes_up"}
-        return replace(
-            self,
-            **{
-                each.name: changed(getattr(self, each.name))
-                for each in fields(self)
-                if each.name not in counted
-            },
+        unweighted = {"weight", "clients", "gradient_evaluations", "bytes_up", "rows"}
+        names = [item.name for item in fields(self) if item.name not in unweighted]
+        return replace(self, **{name: mapped(getattr(self, name)) for name in names})
+
+    def mean(self, algorithm: Algorithm, uploads: State, buffers: State) -> Aggregate:
+        """The cohort's aggregate, given what has been reduced otherwise than by the mean."""
+        mean = self._mapped(lambda value: value / self.weight)
+        displacement = mean.displacement
+        if displacement is None and algorithm.sums_displacements:
+            displacement = mean.uploads["displacement"]
+        return Aggregate(
+            clients=self.clients,
+            weight=self.weight,
+            uploads={**mean.uploads, **uploads},
+            buffers={**mean.buffers, **buffers},
+            displacement=displacement,
+            squared_displacement=mean.squared_displacement,
+            drift=mean.drift,
+            loss=mean.loss,
+            total_rate=mean.total_rate,
+            gradient_evaluations=self.gradient_evaluations,
+            bytes_up=self.bytes_up,
         )
-
-    @property
-    def displacement(self) -> Tensor:
-        """Of the participants' models, whatever they uploaded in its place."""
-        return self.moved.get("moved", self.upload["displacement"])
-
-    @property
-    def flatness_distance(self) -> float:
-        """mean ‖Δ_i − Δ̄‖² of the mean totals, as the mean square less the square of the mean."""
-        return max(0.0, self.squared - float(torch.linalg.vector_norm(self.displacement)) ** 2)
 
 
 class Piece(NamedTuple):
-    """The sum over `length` consecutive places of a cohort."""
+    """The sums over `length` consecutive chunks of a cohort."""
 
     start: int
     length: int
-    totals: Totals
+    sums: CohortSums
 
 
-class OrderedSum:
+class PairwiseSum:
     """A sum over a cohort whose bits do not depend on who added up which stretch of it.
 
-    Places are added in pairs, pairs of pairs and so on, always the same ones. Whoever has a stretch of places
+    Chunks are added in pairs, pairs of pairs and so on, always the same ones. Whoever has a stretch of chunks
     sums it as far as that goes and hands on the few pieces that are left; the pieces must come in order.
     """
 
@@ -105,11 +118,104 @@ class OrderedSum:
             before = self.pieces[-1]
             if before.length != piece.length or before.start % (2 * piece.length):
                 break
-            piece = Piece(before.start, 2 * piece.length, self.pieces.pop().totals.plus(piece.totals))
+            piece = Piece(before.start, 2 * piece.length, self.pieces.pop().sums.plus(piece.sums))
         self.pieces.append(piece)
 
-    def total(self) -> Totals:
-        *others, last = (piece.totals for piece in self.pieces)
-        for totals in reversed(others):
-            last = totals.plus(last)
+    def total(self) -> CohortSums:
+        *others, last = (piece.sums for piece in self.pieces)
+        for sums in reversed(others):
+            last = sums.plus(last)
         return last
+
+
+WEIGHTS, UPLOAD, BUFFER = "weights", "upload ", "buffer "
+
+
+def rows_of(weights: Tensor, uploads: State, buffers: State) -> dict[str, Tensor]:
+    """Some clients' uploads and buffer changes [C, …] as rows for a rule that needs them all."""
+    return {
+        WEIGHTS: weights,
+        **{UPLOAD + key: value for key, value in uploads.items()},
+        **{BUFFER + name: value.flatten(1) for name, value in buffers.items()},
+    }
+
+
+class _StoredRows:
+    """One upload of every client of a cohort, in memory or in a scratch file."""
+
+    def __init__(self, like: Tensor, in_memory: bool, folder: Path | None) -> None:
+        self.dtype, self.length, self.device = like.dtype, like.shape[1], like.device
+        self.weights = torch.empty(0)
+        self._row_bytes = self.length * like.element_size()
+        self._memory = GrowingMemory(in_memory, folder)
+
+    def write(self, start: int, rows: Tensor) -> None:
+        self._view(start, len(rows), 0, self.length).copy_(rows)
+
+    def blocks(self) -> Iterator[Tensor]:
+        clients = len(self.weights)
+        width = max(1, BLOCK_BYTES // max(1, clients * self.dtype.itemsize))
+        for start in range(0, self.length, width):
+            count = min(width, self.length - start)
+            block = torch.stack([self._view(row, 1, start, count)[0] for row in range(clients)])
+            yield block.to(self.device)
+
+    def _view(self, row: int, rows: int, start: int, count: int) -> Tensor:
+        first = row * self._row_bytes + start * self.dtype.itemsize
+        return self._memory.view(first, self.dtype, rows * count).view(rows, count)
+
+    def close(self) -> None:
+        self._memory.close()
+
+
+class CohortCollector:
+    """Takes the pieces of a cohort in order and makes its aggregate.
+
+    For a rule that streams it holds a few sums. For one that needs all uploads it keeps a row per client, in
+    memory up to a limit and beyond it in a scratch file, of which the rule sees a block of coordinates at a
+    time.
+    """
+
+    def __init__(
+        self, algorithm: Algorithm, clients: int, memory_bytes: int, folder: Path | None = None
+    ) -> None:
+        self.algorithm, self._clients = algorithm, clients
+        self._memory_bytes, self._folder = memory_bytes, folder
+        self._sum = PairwiseSum()
+        self._weights: list[Tensor] = []
+        self._stored: dict[str, _StoredRows] = {}
+
+    def add(self, piece: Piece) -> None:
+        if piece.sums.rows:
+            self._keep(piece.sums.rows)
+            piece = piece._replace(sums=replace(piece.sums, rows={}))
+        self._sum.add(piece)
+
+    def _keep(self, rows: dict[str, Tensor]) -> None:
+        start = sum(len(weights) for weights in self._weights)
+        if not self._stored:
+            values = [value for key, value in rows.items() if key != WEIGHTS]
+            size = sum(self._clients * value[0].nbytes for value in values)
+            in_memory = size <= self._memory_bytes
+            self._stored = {
+                key: _StoredRows(value, in_memory, self._folder)
+                for key, value in rows.items()
+                if key != WEIGHTS
+            }
+        for key, stored in self._stored.items():
+            stored.write(start, rows[key])
+        self._weights.append(rows[WEIGHTS].clone())
+
+    def aggregate(self, buffers: State) -> Aggregate:
+        """The whole cohort's; `buffers` are those of the model, for their shapes."""
+        uploads, changes = {}, {}
+        for key, stored in self._stored.items():
+            stored.weights = torch.cat(self._weights).to(stored.device, stored.dtype)
+            combined = self.algorithm.aggregate.combine(stored)
+            if key.startswith(UPLOAD):
+                uploads[key.removeprefix(UPLOAD)] = combined
+            else:
+                name = key.removeprefix(BUFFER)
+                changes[name] = combined.view(buffers[name].shape)
+            stored.close()
+        return self._sum.total().mean(self.algorithm, uploads, changes)

@@ -1,5 +1,6 @@
 """The ingredients of algorithms, by slot."""
 
+from flatfed.parts.aggregate import TrimmedMean
 from flatfed.parts.compress import ErrorFeedback, ErrorFeedback21, Quantize, Sign, TopK
 from flatfed.parts.correct import (
     ControlVariate,
@@ -52,4 +53,5 @@ __all__ = [
     "SyntheticMix",
     "TopK",
     "TrajectoryMatching",
+    "TrimmedMean",
 ]

@@ -20,8 +20,10 @@ from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
+from flatfed.core.context import MergeContext
 from flatfed.core.errors import DivergedError, FlatfedError
-from flatfed.core.part import Cohort, Compressor
+from flatfed.core.flat import all_finite
+from flatfed.core.part import Compressor
 from flatfed.core.types import Count, PositiveShare
 
 CHECKSUM = 4
@@ -202,8 +204,8 @@ class ErrorFeedback21(ErrorFeedback):
     def memory(self, target: Tensor, decoded: Tensor, memory: Tensor) -> Tensor:
         return memory + decoded
 
-    def estimate(self, estimate: Tensor, mean: Tensor, cohort: Cohort) -> Tensor:
-        return estimate + cohort.fraction * mean
+    def estimate(self, estimate: Tensor, mean: Tensor, context: MergeContext) -> Tensor:
+        return estimate + context.fraction * mean
 
 
 def packed_bytes(count: int, bits: int) -> int:
@@ -253,8 +255,7 @@ def _unpack_wide(packed: bytes, bits: int, count: int) -> np.ndarray:
 def _single(vector: Tensor) -> Tensor:
     """A finite vector in single precision on the CPU."""
     single = vector.detach().to("cpu", torch.float32).contiguous()
-    # The sum is cheap, and finite only if every number is; it may overflow though they are.
-    if not bool(torch.isfinite(single.sum())) and not bool(torch.isfinite(single).all()):
+    if not all_finite(single):
         raise DivergedError(
             "compress: the vector has numbers that single precision cannot hold; lower lr or set clip"
         )

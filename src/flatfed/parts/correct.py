@@ -7,7 +7,8 @@ from typing import Literal
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from flatfed.core.part import Affine, Carry, ClientContext, Cohort, Correction, Finish
+from flatfed.core.context import Affine, Carry, ClientContext, Finish, MergeContext
+from flatfed.core.part import Correction, StepBound, Upload
 from flatfed.core.state import State, Vector
 from flatfed.core.types import Decay, NonNegative, Real, Share
 
@@ -21,6 +22,10 @@ class Proximal(Correction):
     def affine(self, context: ClientContext, carry: Carry) -> Affine:
         return Affine(spring=self.weight)
 
+    @property
+    def step_bound(self) -> StepBound:
+        return StepBound(spring=self.weight)
+
 
 @dataclass(frozen=True)
 class HybridProximal(Correction):
@@ -31,6 +36,10 @@ class HybridProximal(Correction):
 
     def affine(self, context: ClientContext, carry: Carry) -> Affine:
         return Affine(spring=self.weight + self.decay, pull=-self.decay * context.origin)
+
+    @property
+    def step_bound(self) -> StepBound:
+        return StepBound(spring=self.weight, decay=self.decay)
 
 
 @dataclass(frozen=True)
@@ -46,19 +55,15 @@ class _Controlled(Correction):
 
     @property
     def server_vectors(self) -> tuple[Vector, ...]:
-        return (Vector("control"),)
+        return (Vector("control", broadcast=True),)
 
     @property
     def client_vectors(self) -> tuple[Vector, ...]:
         return (Vector("control"),)
 
     @property
-    def receives(self) -> tuple[str, ...]:
-        return ("control",)
-
-    @property
-    def uploads(self) -> tuple[str, ...]:
-        return ("control_change",)
+    def uploads(self) -> tuple[Upload, ...]:
+        return (Upload("control_change"),)
 
     @property
     def full_gradients(self) -> int:
@@ -71,24 +76,24 @@ class _Controlled(Correction):
     def affine(self, context: ClientContext, carry: Carry) -> Affine:
         return Affine(pull=carry["surplus"])
 
-    def new_control(self, context: ClientContext, carry: Carry, moved: Tensor) -> Tensor:
+    def new_control(self, context: ClientContext, carry: Carry, displacement: Tensor) -> Tensor:
         if self.option == "I":
             return context.full_gradient()
         # The mean direction −Δ/Σ η_k was the mean gradient less the surplus.
-        return carry["surplus"] - moved / context.total_rate
+        return carry["surplus"] - displacement / context.total_rate
 
 
 @dataclass(frozen=True)
 class ControlVariate(_Controlled):
     """SCAFFOLD's control variate: c stays the mean of all clients' c_i."""
 
-    def finish(self, context: ClientContext, carry: Carry, moved: Tensor) -> Finish:
-        control = self.new_control(context, carry, moved)
+    def finish(self, context: ClientContext, carry: Carry, displacement: Tensor) -> Finish:
+        control = self.new_control(context, carry, displacement)
         change = control - context.client["control"]
         return Finish(client={"control": control}, upload={"control_change": change})
 
-    def merge(self, server: State, mean: State, cohort: Cohort) -> dict[str, Tensor]:
-        return {"control": server["control"] + cohort.fraction * mean["control_change"]}
+    def merge(self, server: State, mean: State, context: MergeContext) -> dict[str, Tensor]:
+        return {"control": server["control"] + context.fraction * mean["control_change"]}
 
 
 @dataclass(frozen=True)
@@ -101,13 +106,13 @@ class MomentumControlVariate(_Controlled):
     rate: Share = 0.2
     warm_start: bool = False
 
-    def finish(self, context: ClientContext, carry: Carry, moved: Tensor) -> Finish:
-        control = self.new_control(context, carry, moved)
+    def finish(self, context: ClientContext, carry: Carry, displacement: Tensor) -> Finish:
+        control = self.new_control(context, carry, displacement)
         change = control - context.received["control"]
         return Finish(client={"control": control}, upload={"control_change": change})
 
-    def merge(self, server: State, mean: State, cohort: Cohort) -> dict[str, Tensor]:
-        rate = 1.0 if self.warm_start and cohort.round == 0 else self.rate
+    def merge(self, server: State, mean: State, context: MergeContext) -> dict[str, Tensor]:
+        rate = 1.0 if self.warm_start and context.round == 0 else self.rate
         return {"control": server["control"] + rate * mean["control_change"]}
 
 
@@ -137,16 +142,17 @@ class DynamicRegulariser(Correction):
     def affine(self, context: ClientContext, carry: Carry) -> Affine:
         return Affine(spring=self.weight, pull=-self.weight * context.client["dual"])
 
-    def finish(self, context: ClientContext, carry: Carry, moved: Tensor) -> Finish:
-        dual = context.client["dual"] + moved
+    def finish(self, context: ClientContext, carry: Carry, displacement: Tensor) -> Finish:
+        dual = context.client["dual"] + displacement
         return Finish(
-            client={"dual": dual}, upload={"displacement": moved + dual} if self.alters_displacement else {}
+            client={"dual": dual},
+            upload={"displacement": displacement + dual} if self.alters_displacement else {},
         )
 
-    def merge(self, server: State, mean: State, cohort: Cohort) -> dict[str, Tensor]:
+    def merge(self, server: State, mean: State, context: MergeContext) -> dict[str, Tensor]:
         if self.aggregate == "participants":
             return {}
-        return {"dual": server["dual"] + cohort.fraction * mean["displacement"]}
+        return {"dual": server["dual"] + context.fraction * mean["displacement"]}
 
     def shift(self, server: State) -> Tensor | None:
         return server["dual"] if self.aggregate == "server" else None
@@ -164,25 +170,40 @@ class GlobalMomentum(Correction):
     momentum_weight: Real
     memory: NonNegative = 0.0
     gain: NonNegative = 1.0
+    assumed_length: NonNegative | None = None
+    """The longest m that bounds on stability assume, in units of the longest gradient; by itself it is what
+    the rule allows. Training does not depend on it."""
 
     @property
     def reads_displacement(self) -> bool:
         return True
 
     @property
-    def server_vectors(self) -> tuple[Vector, ...]:
-        return (Vector("momentum_gradient"),)
+    def step_bound(self) -> StepBound | None:
+        fresh, old = abs(self.gradient_weight), abs(self.momentum_weight)
+        length = self.assumed_length
+        if length is None:
+            # The fixed point of length = memory · length + gain · (fresh + old · length).
+            left = 1 - self.memory - self.gain * old
+            if left <= 0:
+                return None
+            length = self.gain * fresh / left
+        return StepBound(
+            gain=fresh + old * length,
+            contracts=self.memory == 0 or self.assumed_length is not None,
+            allows_decay=self.assumed_length is not None,
+        )
 
     @property
-    def receives(self) -> tuple[str, ...]:
-        return ("momentum_gradient",)
+    def server_vectors(self) -> tuple[Vector, ...]:
+        return (Vector("momentum_gradient", broadcast=True),)
 
     def affine(self, context: ClientContext, carry: Carry) -> Affine:
         pull = -self.momentum_weight * context.received["momentum_gradient"]
         return Affine(scale=self.gradient_weight, pull=pull)
 
-    def merge(self, server: State, mean: State, cohort: Cohort) -> dict[str, Tensor]:
-        fresh = -mean["displacement"] / cohort.total_rate
+    def merge(self, server: State, mean: State, context: MergeContext) -> dict[str, Tensor]:
+        fresh = -mean["displacement"] / context.total_rate
         return {"momentum_gradient": self.memory * server["momentum_gradient"] + self.gain * fresh}
 
 
@@ -194,15 +215,16 @@ class FullGradientMomentum(Correction):
 
     @property
     def server_vectors(self) -> tuple[Vector, ...]:
-        return (Vector("momentum_gradient"),)
+        return (Vector("momentum_gradient", broadcast=True),)
 
     @property
-    def receives(self) -> tuple[str, ...]:
-        return ("momentum_gradient",)
+    def uploads(self) -> tuple[Upload, ...]:
+        return (Upload("full_gradient"),)
 
     @property
-    def uploads(self) -> tuple[str, ...]:
-        return ("full_gradient",)
+    def step_bound(self) -> StepBound:
+        """A mean of bounded vectors."""
+        return StepBound(allows_decay=False)
 
     @property
     def full_gradients(self) -> int:
@@ -211,10 +233,10 @@ class FullGradientMomentum(Correction):
     def affine(self, context: ClientContext, carry: Carry) -> Affine:
         return Affine(scale=1 - self.decay, pull=-self.decay * context.received["momentum_gradient"])
 
-    def finish(self, context: ClientContext, carry: Carry, moved: Tensor) -> Finish:
+    def finish(self, context: ClientContext, carry: Carry, displacement: Tensor) -> Finish:
         return Finish(upload={"full_gradient": context.full_gradient()})
 
-    def merge(self, server: State, mean: State, cohort: Cohort) -> dict[str, Tensor]:
+    def merge(self, server: State, mean: State, context: MergeContext) -> dict[str, Tensor]:
         fresh = (1 - self.decay) * mean["full_gradient"]
         return {"momentum_gradient": fresh + self.decay * server["momentum_gradient"]}
 
@@ -233,15 +255,16 @@ class LocalNesterov(Correction):
 
     @property
     def server_vectors(self) -> tuple[Vector, ...]:
-        return (Vector("buffer"),) if self.communicate else ()
+        return (Vector("buffer", broadcast=True),) if self.communicate else ()
 
     @property
-    def receives(self) -> tuple[str, ...]:
-        return ("buffer",) if self.communicate else ()
+    def uploads(self) -> tuple[Upload, ...]:
+        return (Upload("buffer"),) if self.communicate else ()
 
     @property
-    def uploads(self) -> tuple[str, ...]:
-        return ("buffer",) if self.communicate else ()
+    def step_bound(self) -> StepBound:
+        """A geometric sum of past gradients."""
+        return StepBound(gain=1 / (1 - self.decay), contracts=False)
 
     def begin(self, context: ClientContext) -> Carry:
         origin = context.origin
@@ -251,8 +274,8 @@ class LocalNesterov(Correction):
         buffer = direction.add(carry["buffer"], alpha=self.decay)
         return direction.add(buffer, alpha=self.decay), {"buffer": buffer}
 
-    def finish(self, context: ClientContext, carry: Carry, moved: Tensor) -> Finish:
+    def finish(self, context: ClientContext, carry: Carry, displacement: Tensor) -> Finish:
         return Finish(upload={"buffer": carry["buffer"]} if self.communicate else {})
 
-    def merge(self, server: State, mean: State, cohort: Cohort) -> dict[str, Tensor]:
+    def merge(self, server: State, mean: State, context: MergeContext) -> dict[str, Tensor]:
         return {"buffer": mean["buffer"]} if self.communicate else {}

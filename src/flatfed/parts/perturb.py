@@ -8,14 +8,24 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
+from flatfed.core.context import Carry, ClientContext, Finish, MergeContext, Oracle
 from flatfed.core.flat import divisor, unit
-from flatfed.core.part import Carry, ClientContext, Cohort, Finish, Gradient, Oracle
-from flatfed.core.state import State, Vector
+from flatfed.core.part import Gradient, StepBound, Upload
+from flatfed.core.state import Reads, State, Vector
 from flatfed.core.types import NonNegative, Share
+from flatfed.parts.server import Momentum
+
+
+class PerturbedGradient(Gradient):
+    """A gradient at another point is as long as any: bounds on stability do not change."""
+
+    @property
+    def step_bound(self) -> StepBound:
+        return StepBound()
 
 
 @dataclass(frozen=True)
-class SharpnessAware(Gradient):
+class SharpnessAware(PerturbedGradient):
     """g(y + ε) with ε = ρ g(y)/‖g(y)‖; `mix` < 1 blends it with g(y), as FedSpeed does."""
 
     radius: NonNegative
@@ -38,7 +48,7 @@ class SharpnessAware(Gradient):
 
 
 @dataclass(frozen=True)
-class AdaptiveSharpnessAware(Gradient):
+class AdaptiveSharpnessAware(PerturbedGradient):
     """g(y + ε) with ε = ρ T² g/‖T g‖, where T = |y| + offset on weights and 1 elsewhere.
 
     "Weights" are the parameters whose name contains that word, normalisation layers included;
@@ -69,7 +79,7 @@ class AdaptiveSharpnessAware(Gradient):
 
 
 @dataclass(frozen=True)
-class LastModel(Gradient):
+class LastModel(PerturbedGradient):
     """g(y + δ) with δ = ρ u(x_old − x), constant during the round and at no extra gradient.
 
     x_old is the model that the client received the last time it took part (`memory="client"`) or the
@@ -81,15 +91,11 @@ class LastModel(Gradient):
 
     @property
     def server_vectors(self) -> tuple[Vector, ...]:
-        return (Vector("previous_model", initial="model"),) if self.memory == "server" else ()
+        return (Vector("previous_model", initial="model", broadcast=True),) if self.memory == "server" else ()
 
     @property
     def client_vectors(self) -> tuple[Vector, ...]:
         return (Vector("last_model", initial="model"),) if self.memory == "client" else ()
-
-    @property
-    def receives(self) -> tuple[str, ...]:
-        return ("previous_model",) if self.memory == "server" else ()
 
     def constant_shift(self, context: ClientContext) -> Tensor:
         by_client = self.memory == "client"
@@ -97,15 +103,15 @@ class LastModel(Gradient):
         difference = old - context.origin
         return difference.mul_(self.radius / divisor(difference))
 
-    def finish(self, context: ClientContext, carry: Carry, moved: Tensor) -> Finish:
+    def finish(self, context: ClientContext, carry: Carry, displacement: Tensor) -> Finish:
         return Finish(client={"last_model": context.origin} if self.memory == "client" else {})
 
-    def merge(self, server: State, mean: State, cohort: Cohort) -> dict[str, Tensor]:
+    def merge(self, server: State, mean: State, context: MergeContext) -> dict[str, Tensor]:
         return {"previous_model": server["model"]} if self.memory == "server" else {}
 
 
 @dataclass(frozen=True)
-class AlongMomentum(Gradient):
+class AlongMomentum(PerturbedGradient):
     """g(y + λ m − ρ u(m)): a look-ahead along the server's momentum and an ascent against it.
 
     The shift is the same for all steps and all clients of a round.
@@ -115,8 +121,8 @@ class AlongMomentum(Gradient):
     lookahead: Share = 0.0
 
     @property
-    def receives(self) -> tuple[str, ...]:
-        return ("momentum",)
+    def reads(self) -> tuple[Reads, ...]:
+        return (Reads(Momentum, "momentum", broadcast=True),)
 
     def constant_shift(self, context: ClientContext) -> Tensor:
         momentum = context.received["momentum"]
@@ -124,7 +130,7 @@ class AlongMomentum(Gradient):
 
 
 @dataclass(frozen=True)
-class ConsensusPerturbation(Gradient):
+class ConsensusPerturbation(PerturbedGradient):
     """FedSMOO's perturbation, pulled towards one that all clients agree on.
 
     ŝ = ρ u(g(y) − μ_i − s), μ_i ← μ_i + ŝ − s, and the gradient is g(y + ŝ). Clients upload μ_i − ŝ after
@@ -140,19 +146,15 @@ class ConsensusPerturbation(Gradient):
 
     @property
     def server_vectors(self) -> tuple[Vector, ...]:
-        return (Vector("perturbation"),)
+        return (Vector("perturbation", broadcast=True),)
 
     @property
     def client_vectors(self) -> tuple[Vector, ...]:
         return (Vector("perturbation_dual"),)
 
     @property
-    def receives(self) -> tuple[str, ...]:
-        return ("perturbation",)
-
-    @property
-    def uploads(self) -> tuple[str, ...]:
-        return ("perturbation",)
+    def uploads(self) -> tuple[Upload, ...]:
+        return (Upload("perturbation"),)
 
     def begin(self, context: ClientContext) -> Carry:
         return {"known": context.client["perturbation_dual"] + context.received["perturbation"]}
@@ -167,12 +169,12 @@ class ConsensusPerturbation(Gradient):
         known = torch.addcdiv(carry["known"], ascent, norm, value=self.radius)
         return there, {"known": known.sub_(context.received["perturbation"]), "ascent": ascent}
 
-    def finish(self, context: ClientContext, carry: Carry, moved: Tensor) -> Finish:
+    def finish(self, context: ClientContext, carry: Carry, displacement: Tensor) -> Finish:
         dual = carry["known"] - context.received["perturbation"]
         sent = dual - self.radius * unit(carry["ascent"]) if self.upload == "residual" else dual
         return Finish(client={"perturbation_dual": dual}, upload={"perturbation": sent})
 
-    def merge(self, server: State, mean: State, cohort: Cohort) -> dict[str, Tensor]:
+    def merge(self, server: State, mean: State, context: MergeContext) -> dict[str, Tensor]:
         return {"perturbation": self.radius * unit(mean["perturbation"])}
 
 
@@ -225,5 +227,5 @@ class ShiftedInputs(Gradient):
             "offset": offset + self.offset_rate * (offset_slope - 2 * self.offset_penalty * offset),
         }
 
-    def finish(self, context: ClientContext, carry: Carry, moved: Tensor) -> Finish:
+    def finish(self, context: ClientContext, carry: Carry, displacement: Tensor) -> Finish:
         return Finish(client=carry)

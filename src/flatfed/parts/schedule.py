@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic.dataclasses import dataclass
 
-from flatfed.core.part import Schedule
+from flatfed.core.part import Schedule, StepBound
 from flatfed.core.types import NonNegative
 
 
@@ -13,6 +13,10 @@ class LinearDecay(Schedule):
     """η_k = η [(1 − k/K) + ρ k/K]: from η towards ρη, starting again every round."""
 
     final: NonNegative
+
+    @property
+    def step_bound(self) -> StepBound:
+        return StepBound()
 
     def rates(self, rate: float, steps: int) -> list[float]:
         return [rate * ((1 - k / steps) + self.final * k / steps) for k in range(steps)]

@@ -10,7 +10,8 @@ from typing import Literal
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from flatfed.core.part import Cohort, Server, plus_shift
+from flatfed.core.context import MergeContext
+from flatfed.core.part import Server, StepBound, plus_shift
 from flatfed.core.state import State, Vector
 from flatfed.core.types import Decay, Positive, Share
 
@@ -29,11 +30,15 @@ class Average(Server):
     def reads_displacement(self) -> bool:
         return self.units == "gradient"
 
+    @property
+    def step_bound(self) -> StepBound | None:
+        return StepBound(rate=self.rate) if self.units == "model" else None
+
     def update(
-        self, server: State, displacement: Tensor, shift: Tensor | None, cohort: Cohort
+        self, server: State, mean: State, shift: Tensor | None, context: MergeContext
     ) -> dict[str, Tensor]:
-        rate = self.rate if self.units == "model" else self.rate / cohort.total_rate
-        return {"model": plus_shift(server["model"] + rate * displacement, shift)}
+        rate = self.rate if self.units == "model" else self.rate / context.total_rate
+        return {"model": plus_shift(server["model"] + rate * mean["displacement"], shift)}
 
 
 @dataclass(frozen=True)
@@ -48,9 +53,15 @@ class Momentum(Server):
     def server_vectors(self) -> tuple[Vector, ...]:
         return (Vector("momentum"),)
 
+    @property
+    def step_bound(self) -> StepBound:
+        """A geometric sum of past displacements."""
+        return StepBound(gain=1 / (1 - self.decay), rate=self.rate, contracts=False)
+
     def update(
-        self, server: State, displacement: Tensor, shift: Tensor | None, cohort: Cohort
+        self, server: State, mean: State, shift: Tensor | None, context: MergeContext
     ) -> dict[str, Tensor]:
+        displacement = mean["displacement"]
         if self.absorb_shift:
             displacement, shift = plus_shift(displacement, shift), None
         momentum = self.decay * server["momentum"] + displacement
@@ -70,9 +81,14 @@ class Adam(Server):
     def server_vectors(self) -> tuple[Vector, ...]:
         return (Vector("momentum"), Vector("second_moment", initial=self.stability**2))
 
+    @property
+    def step_bound(self) -> StepBound:
+        return StepBound(gain=1 / self.stability, rate=self.rate, contracts=False)
+
     def update(
-        self, server: State, displacement: Tensor, shift: Tensor | None, cohort: Cohort
+        self, server: State, mean: State, shift: Tensor | None, context: MergeContext
     ) -> dict[str, Tensor]:
+        displacement = mean["displacement"]
         first = self.first_decay * server["momentum"] + (1 - self.first_decay) * displacement
         second = self.second_decay * server["second_moment"] + (1 - self.second_decay) * displacement.square()
         step = self.rate * first / (second.sqrt() + self.stability)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from flatfed.core.part import Start
-from flatfed.core.state import State
+from flatfed.core.part import Start, StepBound
+from flatfed.core.state import Reads, State
 from flatfed.core.types import Share
+from flatfed.parts.server import Momentum
 
 
 @dataclass(frozen=True)
@@ -17,8 +18,12 @@ class LookAhead(Start):
     weight: Share
 
     @property
-    def needs(self) -> tuple[str, ...]:
-        return ("momentum",)
+    def reads(self) -> tuple[Reads, ...]:
+        return (Reads(Momentum, "momentum"),)
+
+    @property
+    def step_bound(self) -> StepBound:
+        return StepBound()
 
     def start(self, server: State) -> Tensor:
         return server["model"] + self.weight * server["momentum"]

@@ -18,23 +18,14 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from flatfed.core import random
-from flatfed.core.errors import DivergedError, FlatfedError
-from flatfed.core.flat import divisor
-from flatfed.core.part import (
-    Carry,
-    ClientContext,
-    Cohort,
-    Gradient,
-    Oracle,
-    Server,
-    ServerContext,
-    Synthetic,
-    Work,
-    plus_shift,
-)
-from flatfed.core.state import Dimensions, Size, State, Vector
+from flatfed.core.context import Carry, ClientContext, MergeContext, Oracle, ServerContext, TaskStep
+from flatfed.core.errors import DivergedError, FlatfedError, first_line
+from flatfed.core.flat import all_finite, divisor
+from flatfed.core.part import Server, ServerTask, StepBound, Synthetic, plus_shift
+from flatfed.core.state import Dimensions, Reads, Size, State, Vector
 from flatfed.core.types import Count, Decay, NonNegative, Positive, Share
 from flatfed.parts.augment import augmented
+from flatfed.parts.perturb import PerturbedGradient
 
 FIRST_DECAY, SECOND_DECAY, STABILITY = 0.9, 0.999, 1e-8
 """Adam's usual constants."""
@@ -44,7 +35,7 @@ RECENT = 20
 
 
 @dataclass(frozen=True)
-class TrajectoryMatching(Synthetic):
+class TrajectoryMatching(Synthetic, ServerTask):
     """Samples on which training from x_r leads to x_{r+span}, for the first `models` global models.
 
     Once the last of them is known, `iterations` times: θ_0 = x_r for a random r; `steps` times
@@ -76,14 +67,12 @@ class TrajectoryMatching(Synthetic):
 
     needs_float_inputs = True
     needs_classes = True
-    works_alone = True
-    first_used_hint = ", or for fewer models (of FedSynSAM: fewer warm_rounds)"
 
     def __post_init__(self) -> None:
         if self.models <= self.reach:
             raise FlatfedError(
                 f"models = {self.models}: matching over {self.reach} rounds needs at least {self.reach + 1}; "
-                "use more models (FedSynSAM has warm_rounds + 2) or a smaller span"
+                "use more models or a smaller span"
             )
 
     @property
@@ -121,10 +110,18 @@ class TrajectoryMatching(Synthetic):
         return Vector(name, size, count=self.samples_per_class, per_class=True, sent_once=True)
 
     @property
-    def first_used(self) -> int:
+    def first_round(self) -> int:
         return self.models
 
-    def before_round(self, server: State, context: ServerContext) -> Iterator[Work]:
+    @property
+    def first_round_hint(self) -> str:
+        return ", or for fewer models"
+
+    @property
+    def step_bound(self) -> StepBound:
+        return StepBound()
+
+    def before_round(self, server: State, context: ServerContext) -> Iterator[TaskStep]:
         if context.round >= self.models:
             return
         trajectory = server["trajectory"].clone().view(self.models, -1)
@@ -133,7 +130,7 @@ class TrajectoryMatching(Synthetic):
         if context.round == 0:
             self._try(state, context)
         if context.round < self.models - 1:
-            yield Work({"trajectory": state["trajectory"]})
+            yield TaskStep({"trajectory": state["trajectory"]})
             return
         done = int((server["matching_losses"] >= 0).sum())
         if done == 0:
@@ -141,11 +138,11 @@ class TrajectoryMatching(Synthetic):
         for iteration in range(done, self.iterations):
             state |= self._iteration(state, iteration, context)
             kept = {vector.name: state[vector.name] for vector in self.server_vectors}
-            yield Work(kept, _recent(state, iteration + 1), iteration + 1, self.iterations)
+            yield TaskStep(kept, _recent(state, iteration + 1), iteration + 1, self.iterations)
         ready = {"synthetic_ready": torch.ones_like(server["synthetic_ready"])}
         # The record once more, for a run that is resumed when only this is left.
         record = _recent(state, self.iterations)
-        yield Work(ready, record, self.iterations, self.iterations, sends=True)
+        yield TaskStep(ready, record, self.iterations, self.iterations, publishes=True)
 
     def _try(self, server: State, context: ServerContext) -> None:
         """One matching step before the first round: what cannot work must not show after the last."""
@@ -159,10 +156,9 @@ class TrajectoryMatching(Synthetic):
         except Exception as error:
             # Whatever a user's model or loss raises.
             labels = "probabilities" if self.soft_labels else "class labels"
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise FlatfedError(
                 f"synthetic: the loss on made-up inputs and {labels} cannot be differentiated twice "
-                f"({reason}); use another model or loss"
+                f"({first_line(error)}); use another model or loss"
             ) from error
 
     def _first(self, server: State, context: ServerContext) -> dict[str, Tensor]:
@@ -203,7 +199,7 @@ class TrajectoryMatching(Synthetic):
             rate = self.inner_rate_rate if name == "synthetic_step" else self.sample_rate
             changed |= self._descended(name, server, slope, rate, iteration + 1)
         changed["synthetic_step"] = changed["synthetic_step"].clamp(min=SMALLEST_STEP)
-        if not all(bool(torch.isfinite(value).all()) for value in changed.values()):
+        if not all(all_finite(value) for value in changed.values()):
             raise DivergedError(
                 f"synthetic: iteration {iteration + 1} of the distillation is not finite (matching loss "
                 f"{float(losses[iteration]):g}); lower sample_rate (now {self.sample_rate:g}) or inner_rate "
@@ -252,7 +248,7 @@ class TrajectoryMatching(Synthetic):
 
 
 @dataclass(frozen=True)
-class SyntheticMix(Gradient):
+class SyntheticMix(PerturbedGradient):
     """g(y + ε) with ε = ρ u(β g(y) + (1 − β) ∇ℓ(y; synthetic batch)); until there are samples, β = 1.
 
     Each step takes the next `batch` synthetic samples, in a circle that goes on from round to round.
@@ -267,8 +263,8 @@ class SyntheticMix(Gradient):
         return 3 if self.local_weight < 1 else 2
 
     @property
-    def receives(self) -> tuple[str, ...]:
-        return ("synthetic_inputs", "synthetic_labels", "synthetic_ready") if self.local_weight < 1 else ()
+    def reads(self) -> tuple[Reads, ...]:
+        return _samples_read(broadcast=True) if self.local_weight < 1 else ()
 
     def begin(self, context: ClientContext) -> Carry:
         if self.local_weight == 1 or not bool(context.received["synthetic_ready"][0]):
@@ -282,14 +278,14 @@ class SyntheticMix(Gradient):
         if "step" in carry:
             inputs, targets = samples_of(context.received, context.input_shape)
             chosen = _window(int(carry["step"]), min(self.batch, len(inputs)), len(inputs))
-            there = oracle.elsewhere(point, inputs[chosen], targets[chosen])
+            there = oracle.on_samples(point, inputs[chosen], targets[chosen])
             ascent = torch.lerp(there, ascent, self.local_weight)
             carry = {"step": carry["step"] + 1}
         return oracle(torch.addcdiv(point, ascent, divisor(ascent), value=self.radius)), carry
 
 
 @dataclass(frozen=True)
-class FineTune(Server):
+class FineTune(Server, ServerTask):
     """x + Δ̄, then `epochs` passes of Adam over the synthetic samples; until there are any, x + Δ̄ alone.
 
     With `aggregate=False` the clients' displacement is ignored once there are samples.
@@ -301,20 +297,18 @@ class FineTune(Server):
     augment: bool = True
     aggregate: bool = True
 
-    works_alone = True
-
     @property
-    def needs(self) -> tuple[str, ...]:
-        return ("synthetic_inputs", "synthetic_labels", "synthetic_ready")
+    def reads(self) -> tuple[Reads, ...]:
+        return _samples_read(broadcast=False)
 
     def update(
-        self, server: State, displacement: Tensor, shift: Tensor | None, cohort: Cohort
+        self, server: State, mean: State, shift: Tensor | None, context: MergeContext
     ) -> dict[str, Tensor]:
         ignored = not self.aggregate and bool(server["synthetic_ready"][0])
-        model = server["model"] if ignored else server["model"] + displacement
+        model = server["model"] if ignored else server["model"] + mean["displacement"]
         return {"model": plus_shift(model, shift)}
 
-    def refine(self, server: State, context: ServerContext) -> dict[str, Tensor]:
+    def after_round(self, server: State, context: ServerContext) -> dict[str, Tensor]:
         if not bool(server["synthetic_ready"][0]):
             return {}
         inputs, targets = samples_of(server, context.dimensions.input_shape)
@@ -329,6 +323,11 @@ class FineTune(Server):
                     context.loss(point, batch, targets[chosen]).backward()
                     optimizer.step()
         return {"model": point.detach()}
+
+
+def _samples_read(broadcast: bool) -> tuple[Reads, ...]:
+    names = ("synthetic_inputs", "synthetic_labels", "synthetic_ready")
+    return tuple(Reads(TrajectoryMatching, name, broadcast) for name in names)
 
 
 def samples_of(vectors: Mapping[str, Tensor], input_shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:

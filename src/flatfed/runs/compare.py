@@ -16,23 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flatfed.algorithms import WIRE
+from flatfed.core.algorithm import TRANSPORT
 from flatfed.core.errors import DivergedError
 from flatfed.training.evaluation import ClientSpread
 from flatfed.training.config import Config
-from flatfed.runs.folder import FREE_SETTINGS, RunFolder
+from flatfed.runs.folder import RunFolder
+from flatfed.runs.identity import config_digest
+from flatfed.runs.train import run_config
 from flatfed.training.loop import Callback
 
 
 def run_folder(config: Config, root: Path) -> Path:
     """Where a config's run lives: named by its algorithm and a digest of everything that matters."""
-    values = json.loads(config.model_dump_json())
-    for name in FREE_SETTINGS - {"rounds"}:
-        del values["training"][name]
-    # What was not asked for leaves a run where it was before it could be asked for.
-    if values["data"]["client_tests"] is None:
-        del values["data"]["client_tests"]
-    digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]
+    digest = config_digest(config)[:10]
     name = config.make_algorithm().name
     return root / f"{name}-seed{config.training.seed}-{digest}"
 
@@ -167,8 +163,8 @@ class Contestant:
         common = base.get("algorithm", {})
         if isinstance(common, Mapping) and isinstance(changed.get("algorithm"), Mapping):
             # How uploads travel is part of the setting, unless a contestant has its own way.
-            wire = {key: common[key] for key in WIRE if key in common}
-            changed["algorithm"] = {**wire, **changed["algorithm"]}
+            transport = {key: common[key] for key in TRANSPORT if key in common}
+            changed["algorithm"] = {**transport, **changed["algorithm"]}
         return Config.checked(changed)
 
 
@@ -192,7 +188,7 @@ def compare(
             folder = run_folder(config, root)
             try:
                 if not is_complete(config, folder):
-                    config.run(config.make_federation(), folder, [watch(each, seed)])
+                    run_config(config, folder, [watch(each, seed)])
             except DivergedError as error:
                 failed(each, seed, error)
                 continue

@@ -1,6 +1,7 @@
 """A run's folder: what was asked for, what happened, and everything needed to go on.
 
     config.json        what was asked for
+    identity.json      digests of everything that decides the run's numbers
     environment.json   versions, machine, commit, and the engine's choices
     history.jsonl      one line per round
     checkpoint/        manifest.json, and the safetensors files that it names
@@ -37,6 +38,8 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from flatfed.core.errors import FlatfedError, one_line
+from flatfed.runs.identity import Identity
+from flatfed.training.loop import History, TrainingState
 from flatfed.engines.client_store import ClientStore
 from flatfed.training.evaluation import ClientSpread, client_spreads
 
@@ -45,11 +48,10 @@ try:
 except ImportError:  # Windows has no such locks
     fcntl = None  # type: ignore[assignment]
 
-FORMAT = 1
+FORMAT = 2
 LOCK = ".lock"
 LOCK_PATIENCE = 2.0
 """Seconds."""
-History = list[dict[str, Any]]
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -147,8 +149,8 @@ class Manifest(BaseModel):
 
     format: int
     round: Annotated[int, Field(strict=True, ge=0)]
-    fingerprint: str
-    """A digest of the algorithm, settings, model and data."""
+    identity: str
+    """The digest of the run's identity."""
     server: StoredFile
     clients: tuple[StoredFile, ...] = ()
 
@@ -169,7 +171,7 @@ class Checkpoint:
     """A run's state after `round` rounds."""
 
     round: int
-    fingerprint: str
+    identity: str
     server: dict[str, Tensor]
     buffers: dict[str, Tensor]
 
@@ -181,14 +183,14 @@ class RunFolder:
         self.path = path
         self.checkpoints = path / "checkpoint"
         self.manifest_path = self.checkpoints / "manifest.json"
+        self.identity_path = path / "identity.json"
         self.history_path = path / "history.jsonl"
         self.clients_path = path / "clients.json"
         self.model_path = path / "model.safetensors"
         self.divergence_path = path / "diverged.json"
+        self.identity = Identity({})
         self._locked: IO[str] | None = None
-        self._manifest = Manifest(
-            format=FORMAT, round=0, fingerprint="", server=StoredFile(name="", sha256="")
-        )
+        self._manifest = Manifest(format=FORMAT, round=0, identity="", server=StoredFile(name="", sha256=""))
 
     @classmethod
     def existing(cls, path: Path) -> RunFolder:
@@ -198,26 +200,42 @@ class RunFolder:
             raise FlatfedError(f"{path}: not a run folder, it has no config.json")
         return cls(path)
 
-    def open(self, config: Mapping[str, Any]) -> None:
-        """Takes the folder for this process; an existing run must have asked for the same."""
+    def open(self, config: Mapping[str, Any], identity: Identity) -> None:
+        """Takes the folder for this process; a run that is there must be the same one."""
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         self._lock()
         self.check_config(config)
+        self.identity = identity
+        if not self.identity_path.exists():
+            return
+        stored = read_json(self.identity_path)
+        different = identity.difference(stored if isinstance(stored, dict) else {})
+        if different:
+            raise FlatfedError(
+                f"{self.path}: it holds another run (the {different} of it is not the same); choose another "
+                "folder or remove it"
+            )
+        if identity.uncovered and self.manifest_path.exists():
+            raise FlatfedError(
+                f"{self.path}: it cannot be continued safely, because nothing tells whether this is the same "
+                f"run ({identity.uncovered[0]}); choose another folder, and give the task a name and a version"
+            )
 
     def check_config(self, config: Mapping[str, Any]) -> None:
         """Refuses a folder in which something else was asked for."""
         path = self.path / "config.json"
         if not path.exists():
             return
-        different = _first_difference(read_json(path), json.loads(json.dumps(config)))
+        different = first_difference(read_json(path), json.loads(json.dumps(config)))
         if different:
             raise FlatfedError(
                 f"{self.path}: it holds another run ({different}); choose another folder or remove it"
             )
 
     def begin(self, config: Mapping[str, Any], engine: Mapping[str, Any], history: History) -> None:
-        """Writes what is asked for, once everything has been found in order."""
+        """Writes what is asked for, once everything is known to be in order."""
         write_json(self.path / "config.json", config)
+        write_json(self.identity_path, dict(self.identity.components))
         write_json(self.path / "environment.json", environment(engine))
         # While the run goes on there is no final model, not even that of an earlier, shorter run.
         self.model_path.unlink(missing_ok=True)
@@ -280,28 +298,31 @@ class RunFolder:
             history.append(record)
         return history
 
-    def append_history(self, record: Mapping[str, Any]) -> None:
+    def append(self, record: Mapping[str, Any]) -> None:
         with self.history_path.open("a") as file:
             file.write(json.dumps(record) + "\n")
 
     # -- checkpoints --------------------------------------------------------------------------------------
 
-    def save(self, checkpoint: Checkpoint, store: ClientStore) -> None:
+    def kept(self, round_number: int) -> str:
+        return f"the state after round {round_number} is kept in {self.path}"
+
+    def save(self, state: TrainingState, clients: ClientStore) -> None:
         if self.history_path.exists():
             with self.history_path.open("rb") as file:
                 os.fsync(file.fileno())
-        tensors = {f"server/{name}": value for name, value in checkpoint.server.items()}
-        tensors |= {f"buffers/{name}": value for name, value in checkpoint.buffers.items()}
+        tensors = {f"server/{name}": value for name, value in state.server.items()}
+        tensors |= {f"buffers/{name}": value for name, value in state.buffers.items()}
         manifest = Manifest(
             format=FORMAT,
-            round=checkpoint.round,
-            fingerprint=checkpoint.fingerprint,
-            server=self._write_tensors(f"server-{checkpoint.round}", tensors),
-            clients=self._log_clients(checkpoint.round, store),
+            round=state.round,
+            identity=self.identity.digest,
+            server=self._write_tensors(f"server-{state.round}", tensors),
+            clients=self._log_clients(state.round, clients),
         )
         write_json(self.manifest_path, manifest.model_dump())
         self._manifest = manifest
-        store.changed.clear()
+        clients.changed.clear()
         files = {manifest.server.name, *(entry.name for entry in manifest.clients)}
         for path in self.checkpoints.iterdir():
             if path.name not in files | {self.manifest_path.name, LOCK}:
@@ -354,7 +375,7 @@ class RunFolder:
             group, _, key = name.partition("/")
             groups[group][key] = value
         manifest = self._manifest
-        return Checkpoint(manifest.round, manifest.fingerprint, groups["server"], groups["buffers"])
+        return Checkpoint(manifest.round, manifest.identity, groups["server"], groups["buffers"])
 
     def last_checkpoint(self) -> Checkpoint:
         """The last complete checkpoint, which there must be."""
@@ -414,18 +435,15 @@ def save_module(module: nn.Module, path: Path) -> None:
     write_atomically(path, save_tensors({name: value.contiguous() for name, value in tensors.items()}))
 
 
-# Settings that do not change the numbers of a round, so that a run may go on under other ones.
-FREE_SETTINGS = {"rounds", "engine", "ray_address", "workers", "client_memory", "checkpoint_every"}
-
-
-def _first_difference(before: Any, now: Any, name: str = "") -> str | None:
-    if name.rpartition(".")[2] in FREE_SETTINGS:
+def first_difference(before: Any, now: Any, name: str = "") -> str | None:
+    """Where two configs ask for different runs; how they are executed and for how long does not count."""
+    if name in {"execution", "training.rounds"}:
         return None
     if isinstance(before, dict) and isinstance(now, dict):
         for key in [*before, *(key for key in now if key not in before)]:
             inner = f"{name}.{key}" if name else key
-            found = _first_difference(before.get(key), now.get(key), inner)
-            if found:
-                return found
+            difference = first_difference(before.get(key), now.get(key), inner)
+            if difference:
+                return difference
         return None
     return None if before == now else f"{name} = {before!r} there, {now!r} here"

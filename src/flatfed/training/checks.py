@@ -10,20 +10,29 @@ from torch import Tensor, nn
 
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.errors import FlatfedError, shown
-from flatfed.core.part import part_name
-from flatfed.core.settings import Settings
+from flatfed.core.part import ServerTask, part_name
+from flatfed.core.settings import Training
 from flatfed.data.federation import Federation, PooledFederation
+from flatfed.training.task import Task, is_cross_entropy
 
 
-def check_arguments(model: object, federation: object, algorithm: object, callbacks: object) -> None:
+def check_before_training(task: object, algorithm: object, training: object, callbacks: object) -> None:
     for name, value, kind, fix in (
-        ("model", model, nn.Module, "give a torch.nn.Module"),
-        ("federation", federation, Federation, "make one with Federation.from_tensors"),
+        ("task", task, Task, "make one with flatfed.Task(model, federation)"),
         ("algorithm", algorithm, Algorithm, "call its constructor, for instance flatfed.fedavg()"),
+        ("training", training, Training, "give flatfed.Training(rounds=…)"),
         ("callbacks", callbacks, Sequence, "give a list of functions"),
     ):
         if not isinstance(value, kind):
             raise FlatfedError(f"{name} = {shown(value)}: {fix}")
+    assert isinstance(task, Task) and isinstance(training, Training)
+    training.cohort_size(len(task.federation))
+    if training.weighting == "samples" and task.federation.total_samples is None:
+        raise FlatfedError(
+            "weighting = 'samples': the federation does not know its clients' sizes; use uniform"
+        )
+    if is_cross_entropy(task.loss):
+        check_labels(task.model, task.federation)
 
 
 def check_labels(model: nn.Module, federation: Federation) -> None:
@@ -59,16 +68,16 @@ def check_labels(model: nn.Module, federation: Federation) -> None:
         if len(bad):
             raise FlatfedError(
                 f"targets: the {name} data have the label {int(bad[0])}, but the model has {classes} outputs "
-                f"(labels 0 … {classes - 1}); mend the labels or the model"
+                f"(labels 0 … {classes - 1}); correct the labels or the model"
             )
 
 
-def too_short(algorithm: Algorithm, settings: Settings) -> str | None:
+def too_short(algorithm: Algorithm, training: Training) -> str | None:
     """Why a run would not show what its algorithm is about, if that is so."""
     for part in algorithm.parts:
-        if settings.rounds < part.first_used:
+        if isinstance(part, ServerTask) and training.rounds < part.first_round:
             return (
-                f"rounds = {settings.rounds}: {part_name(part)} acts from round {part.first_used} on, so not "
-                f"at all in this run; ask for at least {part.first_used} rounds{part.first_used_hint}"
+                f"rounds = {training.rounds}: {part_name(part)} acts from round {part.first_round} on, so "
+                f"not at all in this run; ask for at least {part.first_round} rounds{part.first_round_hint}"
             )
     return None

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
 from torch import nn
 
 from flatfed.algorithms import build
@@ -40,23 +40,22 @@ from flatfed.core import random
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.errors import FlatfedError, did_you_mean, one_line
 from flatfed.core.part import SLOTS
-from flatfed.core.settings import Settings
+from flatfed.core.settings import CheckedModel, Training
 from flatfed.core.types import Count
 from flatfed.data.client_tests import matching_rows, own_rows
 from flatfed.data.datasets import DATASETS, TrainTest
 from flatfed.data.federation import Federation, Pool, PooledFederation
 from flatfed.data.partition import PARTITIONS, Natural, Partition
 from flatfed.data.partition.base import Indices
+from flatfed.engines.execution import Execution
 from flatfed.models import MODELS
-from flatfed.training.loop import Callback, Run, train
+from flatfed.training.task import Task
 
 Named = Annotated[dict[str, Any], Field(min_length=1)]
 
 
-class DataConfig(BaseModel):
+class DataConfig(CheckedModel):
     """Which data, and among how many clients they are divided."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     dataset: str = "digits"
     clients: Count = 100
@@ -82,16 +81,15 @@ class DataConfig(BaseModel):
         return value
 
 
-class Config(BaseModel):
-    """Data, partition, model, algorithm and training settings."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class Config(CheckedModel):
+    """A data set and its partition, a model, an algorithm, and how to train and execute it."""
 
     data: DataConfig = DataConfig()
     partition: Named = {"name": "dirichlet_client", "concentration": 0.1}
     model: Named = {"name": "mlp", "hidden": [64]}
     algorithm: Named = {"name": "fedavg"}
-    training: Settings
+    training: Training
+    execution: Execution = Execution()
 
     @field_validator("partition", "model", "algorithm", mode="before")
     @classmethod
@@ -103,8 +101,6 @@ class Config(BaseModel):
         """A config whose every name and option is known to be good, or a one-line error."""
         try:
             config = cls(**values)
-        except ValidationError as error:
-            raise FlatfedError(one_line(error, _known_fields(error))) from None
         except TypeError:
             raise FlatfedError("config: keys must be strings") from None
         config.make_algorithm()
@@ -172,20 +168,9 @@ class Config(BaseModel):
         seen = federation.transform.evaluate(data.batch(torch.tensor([0]))[0])
         return make_model(self.model, tuple(seen.shape[1:]), federation.classes, self.training.seed)
 
-    def run(
-        self, federation: Federation, folder: Path | None = None, callbacks: Sequence[Callback] = ()
-    ) -> Run:
-        """Trains what the config describes on its federation, in a run folder if one is given."""
-        return train(
-            self.make_model(federation),
-            federation,
-            self.make_algorithm(),
-            folder=folder,
-            config=json.loads(self.model_dump_json()),
-            callbacks=callbacks,
-            evaluate_clients=True,
-            **self.training.model_dump(),
-        )
+    def make_task(self) -> Task:
+        federation = self.make_federation()
+        return Task(self.make_model(federation), federation)
 
     def _partition(self, groups: Any = None) -> Partition:
         make, options = _named_function("partition", self.partition, PARTITIONS)
@@ -245,13 +230,6 @@ def _check_options(field: str, options: Mapping[str, Any], function: Callable[..
 def _loaded(name: str, options: str) -> TrainTest:
     """A data set, read once for all runs of a comparison."""
     return DATASETS[name](**json.loads(options))
-
-
-def _known_fields(error: ValidationError) -> Sequence[str]:
-    """The names that could have been meant where the first complaint is."""
-    table = error.errors()[0]["loc"][:-1]
-    tables: dict[str, type[BaseModel]] = {"data": DataConfig, "training": Settings}
-    return list((tables.get(str(table[0]), Config) if table else Config).model_fields)
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How evenly one model serves the clients: the spread of its accuracy between them, beside that of chance."""
+"""How one model does on every client's own data, and how evenly: the spread between clients."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import torch
+
+from flatfed.data.federation import ClientData, Federation
+from flatfed.engines.engine import Engine
+from flatfed.engines.worker import Snapshot
 
 
 @dataclass(frozen=True)
@@ -27,15 +33,33 @@ class ClientSpread:
 
 
 def client_spreads(per_client: Sequence[Mapping[str, Any]]) -> dict[str, ClientSpread]:
-    """The spread of what `evaluate_clients` found, on "train" and, if clients have some, "test" data.
+    """The spread of what `evaluate_clients` measured, on "train" and, if clients have some, "test" data.
 
     A metric that is called accuracy but is not a share of the samples has none.
     """
     spreads = {}
     for name, prefix in (("train", ""), ("test", "test_")):
         # Not every client needs to have test data.
-        having = [client for client in per_client if f"{prefix}accuracy" in client]
-        found = [client[f"{prefix}accuracy"] for client in having]
-        if found and all(0 <= accuracy <= 1 for accuracy in found):
-            spreads[name] = ClientSpread.of(found, [client[f"{prefix}samples"] for client in having])
+        clients = [client for client in per_client if f"{prefix}accuracy" in client]
+        accuracies = [client[f"{prefix}accuracy"] for client in clients]
+        if accuracies and all(0 <= accuracy <= 1 for accuracy in accuracies):
+            spreads[name] = ClientSpread.of(accuracies, [client[f"{prefix}samples"] for client in clients])
     return spreads
+
+
+def evaluate_clients(
+    engine: Engine, federation: Federation, snapshot: Snapshot, clients: Sequence[int]
+) -> list[dict[str, float]]:
+    """Samples, loss and metrics of one model on each client's own data, and on its own test data."""
+
+    def on(data: ClientData) -> dict[str, float]:
+        samples = data.batch(torch.arange(len(data), device=data.inputs.device))
+        return {"samples": len(data), **engine.evaluate(snapshot, samples)}
+
+    records = []
+    for client in clients:
+        record, test = on(federation.client(client)), federation.client_test(client)
+        if test is not None:
+            record |= {f"test_{name}": value for name, value in on(test).items()}
+        records.append(record)
+    return records

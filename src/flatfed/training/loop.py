@@ -1,59 +1,34 @@
-"""Training from start to end: rounds, evaluation, history, checkpoints."""
+"""The rounds of a training, one after the other: broadcast, cohort, aggregate, merge, record."""
 
 from __future__ import annotations
 
-import copy
 import math
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol, Unpack, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flatfed.core.algorithm import Algorithm, estimate_of
-from flatfed.core.errors import DivergedError, FlatfedError, FlatfedWarning
-from flatfed.core.flat import (
-    Loss,
-    all_finite,
-    apply_buffer_change,
-    load_buffers,
-    load_vector,
-    no_longer_finite,
-)
-from flatfed.core.part import Cohort, Part, ServerContext, Work
+from flatfed.core.aggregate import Aggregate
+from flatfed.core.algorithm import short_names
+from flatfed.core.context import MergeContext, ServerContext, TaskStep
+from flatfed.core.errors import DivergedError, FlatfedError
+from flatfed.core.flat import all_finite, apply_buffer_change, buffers_of, no_longer_finite
+from flatfed.core.part import ServerTask
 from flatfed.core.rounds import broadcast, server_round
 from flatfed.core.sampling import cohort, local_steps
-from flatfed.core.settings import Settings, SettingsOptions
-from flatfed.core.state import State, initial_state
-from flatfed.data.federation import Federation
+from flatfed.core.state import Dimensions, State, initial_state
+from flatfed.data.federation import Samples
 from flatfed.engines.client_store import ClientStore
-from flatfed.engines.local import LocalEngine
-from flatfed.engines.sums import Totals
-from flatfed.engines.worker import Metric
-from flatfed.runs.folder import (
-    Checkpoint,
-    History,
-    RunFolder,
-    save_module,
-    write_atomically,
-)
-from flatfed.runs.identity import fingerprint
-from flatfed.training.checks import check_arguments, check_labels, too_short
-from flatfed.training.evaluation import ClientSpread, client_spreads
+from flatfed.engines.engine import Engine
+from flatfed.engines.planning import Plan
+from flatfed.engines.server_loss import server_loss
+from flatfed.engines.worker import Snapshot
 
 CHECKPOINT_SECONDS = 30.0
-
-
-def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The share of samples whose largest output is the target (or where the target is largest)."""
-    if targets.shape == outputs.shape:
-        targets = targets.argmax(1)
-    return (outputs.argmax(1) == targets).double().mean()
+History = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -63,12 +38,13 @@ class Progress:
     round: int
     """Rounds finished so far."""
     server: State
-    """The server's vectors; "model" is the flat global model."""
+    """The server's vectors; "model" is the flat global model, others are called PART.NAME."""
     buffers: State
     """The global model's buffers."""
     record: Mapping[str, Any]
     """The round's line in the history."""
     cohort: Sequence[int]
+    dimensions: Dimensions
 
 
 Callback = Callable[[Progress], Mapping[str, float] | None]
@@ -76,383 +52,217 @@ Callback = Callable[[Progress], Mapping[str, float] | None]
 
 
 @runtime_checkable
-class WatchesWork(Protocol):
-    """A callback that also wants to hear of the server's own work, such as iterations of a distillation."""
+class WatchesTasks(Protocol):
+    """A callback that also wants to hear of the server's own tasks, such as iterations of a distillation."""
 
-    def work(self, work: Work) -> None: ...
+    def task_step(self, step: TaskStep) -> None: ...
 
 
 @dataclass
-class Run:
-    """A finished training: the global model, what happened, and the final state."""
+class TrainingState:
+    """What a training remembers between rounds, besides its clients' state."""
 
-    model: nn.Module
-    history: History
-    algorithm: Algorithm
-    settings: Settings
     server: dict[str, Tensor]
-    clients: ClientStore = field(repr=False)
-    loss: Loss = F.cross_entropy
-    metrics: Mapping[str, Metric] = field(default_factory=dict)
-    path: str = "client"
-    """How clients were trained: as a "matrix" or "client" by client."""
-    path_reason: str = ""
-    per_client: list[dict[str, float]] = field(default_factory=list, repr=False)
-    """Samples, loss and metrics of the final model on each client's data, when asked for; with a "test_" in
-    front, on the client's own test data."""
+    buffers: dict[str, Tensor]
+    round: int = 0
+    history: History = field(default_factory=list)
+
+    @classmethod
+    def initial(cls, plan: Plan, model: nn.Module) -> TrainingState:
+        vector = plan.layout.vector(model).to(plan.device)
+        vectors = initial_state(plan.algorithm.server_vectors, plan.dimensions, vector)
+        buffers = {name: value.to(plan.device) for name, value in buffers_of(model).items()}
+        return cls({"model": vector, **vectors}, buffers)
 
     @property
-    def client_spreads(self) -> dict[str, ClientSpread]:
-        """The accuracy over clients on "train" and, if they have some, "test" data of their own."""
-        return client_spreads(self.per_client)
-
-    def save(self, path: str | Path) -> Path:
-        """Writes the global model's parameters and buffers as a safetensors file."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_module(self.model, path)
-        return path
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self.server["model"], self.buffers)
 
 
-def train(
-    model: nn.Module,
-    federation: Federation,
-    algorithm: Algorithm,
-    *,
-    loss: Loss = F.cross_entropy,
-    metrics: Mapping[str, Metric] | None = None,
-    callbacks: Sequence[Callback] = (),
-    folder: str | Path | None = None,
-    config: Mapping[str, Any] | None = None,
-    evaluate_clients: bool = False,
-    **options: Unpack[SettingsOptions],
-) -> Run:
-    """Trains a model on a federation's clients and returns the run.
+class Recorder(Protocol):
+    """Where a training is recorded while it goes on."""
 
-    `model` gives the architecture and the first weights and is left as it is. `loss(outputs, targets)` is
-    the mean over a batch. `metrics` are functions of (outputs, targets) that average over samples; with
-    the default loss there is "accuracy". With a `folder` the run is recorded and checkpointed there, and
-    goes on from the last checkpoint if there is one. `config` is kept in the folder in place of the settings
-    and the algorithm. `evaluate_clients` also evaluates the final model on every client's data, and on its
-    own test data if the federation has some. All other keyword arguments are fields of `Settings`.
-    """
-    check_arguments(model, federation, algorithm, callbacks)
-    settings = Settings.checked(**options)
-    settings.cohort_size(len(federation))
-    if settings.weighting == "samples" and federation.total_samples is None:
-        raise FlatfedError(
-            "weighting = 'samples': the federation does not know its clients' sizes; use uniform"
-        )
-    if metrics is None:
-        metrics = default_metrics(loss)
-    if _is_cross_entropy(loss):
-        check_labels(model, federation)
-    if (note := too_short(algorithm, settings)) is not None:
-        warnings.warn(note, FlatfedWarning, stacklevel=2)
-    engine = _engine(settings)(model, federation, algorithm, loss, settings, metrics)
-    return run_engine(
-        engine, Path(folder) if folder is not None else None, config, callbacks, evaluate_clients
-    )
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Adds a finished round's line to the history."""
+        ...
+
+    def save(self, state: TrainingState, clients: ClientStore) -> None:
+        """Makes this the state from which an interrupted training goes on."""
+        ...
+
+    def kept(self, round_number: int) -> str:
+        """Where the state after a round can be found: the end of a sentence."""
+        ...
 
 
-def run_engine(
-    engine: LocalEngine,
-    folder: Path | None,
-    config: Mapping[str, Any] | None,
-    callbacks: Sequence[Callback],
-    evaluate_clients: bool,
-) -> Run:
-    """All rounds of a training with an engine that is ready, which is closed afterwards."""
-    try:
-        training = _Training(engine, folder, config)
+class TrainingLoop:
+    """Carries a training from its present state to its last round."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        model: nn.Module,
+        state: TrainingState,
+        test: Samples | None = None,
+        callbacks: Sequence[Callback] = (),
+        recorder: Recorder | None = None,
+        checkpoint_every: int = 10,
+    ) -> None:
+        self.engine, self.model, self.state, self.test = engine, model, state, test
+        self.callbacks, self.recorder, self.checkpoint_every = callbacks, recorder, checkpoint_every
+        self.plan, self.algorithm, self.training = engine.plan, engine.plan.algorithm, engine.plan.training
+        self._between_rounds, self._unsaved, self._saved_at = True, False, time.monotonic()
+
+    def run(self) -> None:
+        """All rounds that are left; if they end early, the state is that of the last finished round."""
         try:
-            return training.run(callbacks, evaluate_clients)
-        finally:
-            if training.folder is not None:
-                training.folder.close()
-    finally:
-        engine.close()
-
-
-def _engine(settings: Settings) -> type[LocalEngine]:
-    if settings.engine == "local":
-        return LocalEngine
-    from flatfed.engines.ray import RayEngine  # noqa: PLC0415  (an extra)
-
-    return RayEngine
-
-
-class _Training:
-    """The state of a training between rounds."""
-
-    def __init__(self, engine: LocalEngine, folder: Path | None, config: Mapping[str, Any] | None) -> None:
-        self.engine, self.plan = engine, engine.plan
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-        self.algorithm, self.settings = engine.plan.algorithm, engine.plan.settings
-        vector = engine.initial_vector
-        self.store = ClientStore(
-            engine.client_vectors,
-            engine.plan.dimensions,
-            engine.client_dtype,
-            int(self.settings.client_memory * 2**20),
-            folder,
-        )
-        self.round, self.consistent = 0, True
-        self.unsaved, self.saved_at = False, time.monotonic()
-        self.buffers: dict[str, Tensor] = engine.initial_buffers
-        self.server = {
-            "model": vector,
-            **initial_state(self.algorithm.server_vectors, engine.plan.dimensions, vector),
-        }
-        self.history: History = []
-        self.folder: RunFolder | None = None
-        self.fingerprint = ""
-        if folder is not None:
-            self.fingerprint = fingerprint(engine)
-            self.folder = RunFolder(folder)
-            asked = config or {
-                "algorithm": self.algorithm.describe(),
-                "training": self.settings.model_dump(),
-            }
-            try:
-                self._open(self.folder, asked)
-            except BaseException:
-                self.folder.close()
-                raise
-
-    def _open(self, folder: RunFolder, asked: Mapping[str, Any]) -> None:
-        """Takes the folder and goes on from its checkpoint; nothing is written before all is in order."""
-        folder.open(asked)
-        checkpoint = folder.load()
-        if checkpoint is not None:
-            self._check_checkpoint(folder, checkpoint)
-            folder.load_clients(self.store)
-            device = self.plan.device
-            self.round = checkpoint.round
-            self.server = {name: value.to(device) for name, value in checkpoint.server.items()}
-            self.buffers = {name: value.to(device) for name, value in checkpoint.buffers.items()}
-            self.history = folder.read_history(self.round)
-            if len(self.history) != self.round:
-                raise FlatfedError(
-                    f"{folder.history_path}: it has {len(self.history)} of the checkpoint's {self.round} "
-                    "rounds; restore it or choose another folder"
-                )
-        chosen = {
-            "path": self.plan.path,
-            "reason": self.plan.path_reason,
-            "workers": self.engine.workers,
-            "parameters": self.plan.layout.size,
-        }
-        folder.begin(asked, chosen, self.history)
-
-    def _check_checkpoint(self, folder: RunFolder, checkpoint: Checkpoint) -> None:
-        def shapes(vectors: State) -> dict[str, Any]:
-            return {name: (value.shape, value.dtype) for name, value in vectors.items()}
-
-        same = shapes(checkpoint.server) == shapes(self.server)
-        if not same or shapes(checkpoint.buffers) != shapes(self.buffers):
-            raise FlatfedError(f"{folder.path}: its checkpoint is of another model or algorithm")
-        if checkpoint.fingerprint != self.fingerprint:
-            raise FlatfedError(
-                f"{folder.path}: its checkpoint was made with another model, data, loss or settings; choose "
-                "another folder or remove it"
-            )
-        if checkpoint.round > self.settings.rounds:
-            raise FlatfedError(
-                f"rounds = {self.settings.rounds}: {folder.path} already has {checkpoint.round}; ask for at "
-                "least that many or choose another folder"
-            )
-
-    def run(self, callbacks: Sequence[Callback], evaluate_clients: bool) -> Run:
-        try:
-            while self.round < self.settings.rounds:
-                self._one_round(callbacks)
-                self._checkpoint_if_due(self.round % self.settings.checkpoint_every == 0)
-        except (KeyboardInterrupt, FlatfedError) as error:
-            # The state is that of the last finished round; a full disk or a kill falls back to the last file.
-            self.store.discard()
-            if self.consistent and self.unsaved:
-                self._checkpoint()
-            if self.folder is not None and isinstance(error, DivergedError):
-                self.folder.note_divergence(str(error))
+            while self.state.round < self.training.rounds:
+                self._one_round()
+                self._save_if_due(self.state.round % self.checkpoint_every == 0)
+        except (KeyboardInterrupt, FlatfedError):
+            # A full disk or a kill falls back to the last file instead.
+            self.engine.clients.discard()
+            if self._between_rounds and self._unsaved:
+                self._save()
             raise
-        if self.unsaved:
-            self._checkpoint()
-        final = copy.deepcopy(self.engine.model)
-        load_vector(final, self.plan.layout, self.server["model"].cpu())
-        load_buffers(final, self.buffers)
-        clients = range(len(self.engine.federation)) if evaluate_clients else []
-        per_client = self.engine.evaluate_clients(self.server["model"], self.buffers, clients)
-        if self.folder is not None:
-            self.folder.finish(final, per_client)
-        return Run(
-            model=final,
-            history=self.history,
-            algorithm=self.algorithm,
-            settings=self.settings,
-            server=self.server,
-            clients=self.store,
-            loss=self.plan.loss,
-            metrics=self.plan.metrics,
-            path=self.plan.path,
-            path_reason=self.plan.path_reason,
-            per_client=per_client,
-        )
+        if self._unsaved:
+            self._save()
 
-    def _checkpoint_if_due(self, due: bool = False) -> None:
-        self.unsaved = True
-        if due or time.monotonic() - self.saved_at > CHECKPOINT_SECONDS:
-            self._checkpoint()
+    def _save_if_due(self, due: bool = False) -> None:
+        self._unsaved = True
+        if due or time.monotonic() - self._saved_at > CHECKPOINT_SECONDS:
+            self._save()
 
-    def _checkpoint(self) -> None:
-        if self.folder is not None:
-            checkpoint = Checkpoint(self.round, self.fingerprint, self.server, self.buffers)
-            self.folder.save(checkpoint, self.store)
-        self.unsaved, self.saved_at = False, time.monotonic()
+    def _save(self) -> None:
+        if self.recorder is not None:
+            self.recorder.save(self.state, self.engine.clients)
+        self._unsaved, self._saved_at = False, time.monotonic()
 
-    def _one_round(self, callbacks: Sequence[Callback]) -> None:
+    def _one_round(self) -> None:
         began = time.perf_counter()
-        prepared = self._before_round(callbacks)
-        clients = cohort(self.settings, len(self.engine.federation), self.round)
-        received = broadcast(self.algorithm, self.server)
-        mean = self.engine.train(received, self.buffers, self.store, self.round, clients)
-        buffers = apply_buffer_change(self.buffers, mean.buffers)
+        state, number = self.state, self.state.round
+        task_record = self._before_round()
+        clients = cohort(self.training, self.plan.population.clients, number)
+        sent = broadcast(self.algorithm, state.server, state.buffers)
+        mean = self.engine.train(sent, number, clients)
+        buffers = apply_buffer_change(state.buffers, mean.buffers)
         self._check_finite(mean, buffers)
-        members = Cohort(
-            round=self.round,
-            fraction=mean.weight / self._population_weight(),
-            total_rate=mean.rate,
+        context = MergeContext(
+            round=number,
+            fraction=mean.weight / self.plan.population.weight(self.training),
+            total_rate=mean.total_rate,
         )
-        server = server_round(self.algorithm, self.server, mean.upload, members)
-        for part in self._alone:
-            server |= part.refine(server, self._server_context(buffers))
+        server = server_round(self.algorithm, state.server, mean.uploads, context)
+        for member in self.algorithm.server_tasks:
+            assert isinstance(member.part, ServerTask)
+            changed = member.part.after_round(member.seen(server), self._server_context(buffers))
+            server |= member.keyed(member.server, changed)
         if not all_finite(server["model"]):
-            raise DivergedError(self._advice("the global model is no longer finite"))
+            raise self._divergence("the global model is no longer finite")
         record = self._record(mean, server, buffers, time.perf_counter() - began)
-        for name, value in prepared.items():
+        for name, value in task_record.items():
             record[name] = record.get(name, 0) + value
-        progress = Progress(self.round + 1, server, buffers, record, clients)
-        for callback in callbacks:
+        progress = Progress(number + 1, server, buffers, record, clients, self.plan.dimensions)
+        for callback in self.callbacks:
             for name, value in (callback(progress) or {}).items():
                 if name in record:
                     raise FlatfedError(f"callbacks: the history has its own {name!r}; use another name")
                 record[name] = float(value)
         # The round becomes visible all at once; an interrupt in between must not be saved.
-        self.consistent = False
-        self.store.commit()
-        self.server, self.buffers, self.round = server, buffers, self.round + 1
-        self.history.append(record)
-        if self.folder is not None:
-            self.folder.append_history(record)
-        self.consistent = True
+        self._between_rounds = False
+        self.engine.clients.commit()
+        state.server, state.buffers, state.round = server, buffers, number + 1
+        state.history.append(record)
+        if self.recorder is not None:
+            self.recorder.append(record)
+        self._between_rounds = True
 
-    def _before_round(self, callbacks: Sequence[Callback]) -> dict[str, float]:
-        """The server's own work before a round, which is saved on the way; what to record of it."""
-        record: dict[str, float] = {}
-        for part in self._alone:
-            for work in part.before_round(self.server, self._server_context(self.buffers)):
-                self.server = self.server | work.server
-                record |= work.record
-                if work.sends:
-                    size = sum(self.server[name].nbytes for name in self.algorithm.sent_once)
-                    record["bytes_down"] = len(self.engine.federation) * size
-                for callback in callbacks:
-                    if isinstance(callback, WatchesWork):
-                        callback.work(work)
-                self._checkpoint_if_due()
-        if record and self.folder is not None:
-            from flatfed.report.pictures import synthetic_picture  # noqa: PLC0415
-
-            dimensions = self.plan.dimensions
-            picture = synthetic_picture(self.server, dimensions.input_shape, dimensions.classes)
-            if picture is not None:
-                write_atomically(self.folder.path / "synthetic.png", picture)
+    def _before_round(self) -> dict[str, float]:
+        """The server's own tasks before a round, which are saved on the way; what to record of them."""
+        state, record = self.state, dict[str, float]()
+        for member in self.algorithm.server_tasks:
+            assert isinstance(member.part, ServerTask)
+            context = self._server_context(state.buffers)
+            for step in member.part.before_round(member.seen(state.server), context):
+                state.server = state.server | member.keyed(member.server, step.server)
+                record |= step.record
+                if step.publishes:
+                    size = sum(state.server[key].nbytes for key in self.algorithm.sent_once)
+                    record["bytes_down"] = self.plan.population.clients * size
+                for callback in self.callbacks:
+                    if isinstance(callback, WatchesTasks):
+                        callback.task_step(step)
+                self._save_if_due()
         return record
 
-    @property
-    def _alone(self) -> list[Part]:
-        return [part for part in self.algorithm.parts if part.works_alone]
-
     def _server_context(self, buffers: State) -> ServerContext:
-        engine = self.engine
-        steps = local_steps(self.settings, len(engine.federation.client(0)))
-        rates = self.algorithm.schedule.rates(self.settings.rate(self.round), steps)
+        steps = local_steps(self.training, self.plan.population.first_samples)
+        rates = self.algorithm.schedule.rates(self.training.rate(self.state.round), steps)
         return ServerContext(
-            round=self.round,
-            seed=self.settings.seed,
+            round=self.state.round,
+            seed=self.training.seed,
             dimensions=self.plan.dimensions,
             total_rate=sum(rates),
-            loss=engine.server_loss(buffers),
+            loss=server_loss(self.plan, self.model, buffers),
         )
 
-    def _population_weight(self) -> float:
-        if self.settings.weighting == "samples":
-            return float(self.engine.federation.total_samples or 0)
-        return float(len(self.engine.federation))
-
-    def _record(self, mean: Totals, server: State, buffers: State, seconds: float) -> dict[str, Any]:
-        engine, settings, finished = self.engine, self.settings, self.round + 1
-        always = set(self.algorithm.broadcast) - set(self.algorithm.sent_once)
-        down = sum(server[name].nbytes for name in always)
+    def _record(self, mean: Aggregate, server: State, buffers: State, seconds: float) -> dict[str, Any]:
+        algorithm, training, finished = self.algorithm, self.training, self.state.round + 1
+        always = set(algorithm.broadcast) - set(algorithm.sent_once)
+        down = sum(server[key].nbytes for key in always)
         buffer_bytes = sum(value.numel() * value.element_size() for value in buffers.values())
-        # EF21 sends changes of the displacement, which the server keeps.
-        displacement = server.get(estimate_of("displacement"), mean.upload["displacement"])
+        displacement = mean.uploads["displacement"]
+        if algorithm.compress.estimates and "displacement" in algorithm.compressed:
+            # What is sent is a change of the displacement, which the server keeps.
+            displacement = server[algorithm.estimate_key("displacement")]
+        distance = mean.flatness_distance
         record: dict[str, Any] = {
             "round": finished,
             "train_loss": mean.loss,
             "participants": mean.clients,
-            "lr": settings.rate(self.round),
+            "lr": training.rate(self.state.round),
             "update_norm": float(torch.linalg.vector_norm(displacement)),
-            **{f"state_norm_{name}": float(server[name].norm()) for name in self._watched},
-            "flatness_distance": mean.flatness_distance,
+            **{f"state_norm_{name}": float(server[key].norm()) for key, name in self._recorded_norms},
+            **({} if distance is None else {"flatness_distance": distance}),
             "client_drift": mean.drift,
             "bytes_down": mean.clients * (down + buffer_bytes),
             "bytes_up": mean.bytes_up + mean.clients * buffer_bytes,
-            "gradient_evaluations": mean.evaluations,
+            "gradient_evaluations": mean.gradient_evaluations,
             "seconds": seconds,
         }
-        test = engine.federation.test
-        due = finished % settings.evaluate_every == 0 or finished == settings.rounds
-        if test is not None and due:
+        due = finished % training.evaluate_every == 0 or finished == training.rounds
+        if self.test is not None and due:
             model = server["model"]
-            if settings.evaluate == "active_mean":
-                model = self.algorithm.start.start(self.server) + mean.displacement
-            found = engine.evaluate(model, buffers, test)
-            record |= {f"test_{name}": value for name, value in found.items()}
+            if training.evaluate == "active_mean":
+                assert mean.displacement is not None, "an engine without it refuses this setting"
+                start = broadcast(algorithm, self.state.server, buffers).vectors["model"]
+                model = start + mean.displacement
+            metrics = self.engine.evaluate(Snapshot(model, buffers), self.test)
+            record |= {f"test_{name}": value for name, value in metrics.items()}
         return record
 
     @property
-    def _watched(self) -> list[str]:
-        """The server's vectors that are as long as the model."""
-        alike = (each for each in self.algorithm.server_vectors if each.size == "model" and each.count == 1)
-        return ["model", *(vector.name for vector in alike)]
+    def _recorded_norms(self) -> list[tuple[str, str]]:
+        """The server's vectors that are as long as the model, and what the history calls them."""
+        vectors = self.algorithm.server_vectors
+        model_sized = [vector.name for vector in vectors if vector.size == "model" and vector.count == 1]
+        names = short_names(vector.name for vector in vectors)
+        return [("model", "model"), *((key, names[key]) for key in model_sized)]
 
-    def _check_finite(self, mean: Totals, buffers: State) -> None:
+    def _check_finite(self, mean: Aggregate, buffers: State) -> None:
         if not math.isfinite(mean.loss):
-            raise DivergedError(self._advice(f"the training loss is {mean.loss}"))
-        for name, value in mean.upload.items():
+            raise self._divergence(f"the training loss is {mean.loss}")
+        for key, value in mean.uploads.items():
             if not all_finite(value):
-                raise DivergedError(self._advice(f"the mean upload {name!r} is not finite"))
-        spoilt = no_longer_finite(self.buffers, buffers)
-        if spoilt is not None:
-            raise DivergedError(self._advice(f"the buffer {spoilt!r} is no longer finite"))
+                raise self._divergence(f"the mean upload {key!r} is not finite")
+        diverged = no_longer_finite(self.state.buffers, buffers)
+        if diverged is not None:
+            raise self._divergence(f"the buffer {diverged!r} is no longer finite")
 
-    def _advice(self, what: str) -> str:
-        kept = (
-            f"; the state after round {self.round} is kept in {self.folder.path}"
-            if self.folder and self.round
-            else ""
+    def _divergence(self, what: str) -> DivergedError:
+        finished = self.state.round
+        kept = f"; {self.recorder.kept(finished)}" if self.recorder is not None and finished else ""
+        return DivergedError(
+            f"round {finished + 1}: {what}; lower lr (now {self.training.lr:g}) or set clip (now "
+            f"{self.training.clip}){kept}"
         )
-        return (
-            f"round {self.round + 1}: {what}; lower lr (now {self.settings.lr:g}) or set clip (now "
-            f"{self.settings.clip}){kept}"
-        )
-
-
-def default_metrics(loss: Loss) -> dict[str, Metric]:
-    return {"accuracy": accuracy} if _is_cross_entropy(loss) else {}
-
-
-def _is_cross_entropy(loss: Loss) -> bool:
-    return loss is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)

@@ -1,0 +1,28 @@
+"""How a cohort is divided into chunks that are trained together; the same for any number of workers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from flatfed.engines.planning import Plan
+
+MATRIX_CLIENTS = 64
+"""At most so many clients in one chunk of the matrix path,"""
+MATRIX_ENTRIES = 2**18
+"""and about so many numbers in its matrix: more would fall out of a core's cache,"""
+FEWEST_CLIENTS = 6
+"""but not fewer clients than that, or calls would cost more than what they compute;"""
+CHUNKS = 16
+"""smaller where there would be fewer chunks than that, so that several workers have something to do."""
+
+
+def chunks(plan: Plan, cohort: Sequence[int]) -> list[Sequence[int]]:
+    """Clients that are trained together, in chunks as equal as they can be."""
+    size = 1
+    if plan.path == "matrix":
+        size = min(MATRIX_ENTRIES // plan.layout.size, -(-len(cohort) // CHUNKS))
+        size = min(MATRIX_CLIENTS, max(FEWEST_CLIENTS, size))
+    count = -(-len(cohort) // size)
+    bounds = [len(cohort) * number // count for number in range(count + 1)]
+    return [cohort[start:end] for start, end in itertools.pairwise(bounds)]

@@ -1,0 +1,29 @@
+"""The loss as the server can compute it by itself, on samples that it made up or was given."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from flatfed.core import random
+from flatfed.core.flat import load_buffers
+from flatfed.core.state import State
+from flatfed.engines.oracles import MatrixGradients
+from flatfed.engines.planning import Plan
+
+
+def server_loss(plan: Plan, model: nn.Module, buffers: State) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """The loss of a flat model on inputs and targets, in evaluation mode, differentiable repeatedly."""
+    module = copy.deepcopy(model).to(plan.device).eval()
+    load_buffers(module, buffers)
+    loss_of = MatrixGradients(module, plan.layout, plan.loss).loss_of
+
+    def loss(point: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        # Of torch's attention kernels only the plain one can be differentiated twice.
+        with random.routed(plan.evaluation_generator()), sdpa_kernel(SDPBackend.MATH):
+            return loss_of(point, inputs, targets)
+
+    return loss

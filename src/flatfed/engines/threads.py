@@ -1,0 +1,118 @@
+"""Threads of this process, each with a model of its own: for evaluation, and for training without a fork."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import queue
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import Generic, TypeVar
+
+import torch
+
+from flatfed.data.federation import Samples
+from flatfed.engines.scheduler import Job, Result, in_order
+from flatfed.engines.worker import Evaluator, Snapshot
+
+EVALUATION_BATCH = 512
+WorkerKind = TypeVar("WorkerKind", bound=Evaluator)
+
+
+def available_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def single_threaded() -> Iterator[None]:
+    """One thread inside each of torch's operations."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class _Futures(Generic[Job, Result]):
+    """Jobs under way in a pool of threads."""
+
+    idle = 1  # the pool queues what its threads cannot take at once
+
+    def __init__(self, pool: ThreadPoolExecutor, work: Callable[[Job], Result]) -> None:
+        self._pool, self._work = pool, work
+        self._running: dict[Future[Result], int] = {}
+
+    def start(self, number: int, job: Job) -> None:
+        self._running[self._pool.submit(self._work, job)] = number
+
+    def finished(self) -> Iterator[tuple[int, Result | Exception]]:
+        done, _ = concurrent.futures.wait(self._running, return_when=concurrent.futures.FIRST_COMPLETED)
+        for future in done:
+            error = future.exception()
+            if error is not None and not isinstance(error, Exception):
+                raise error
+            yield self._running.pop(future), future.result() if error is None else error
+
+    def abandon(self) -> None:
+        """Returns when no thread works any more."""
+        for future in self._running:
+            future.cancel()
+        concurrent.futures.wait(self._running)
+
+
+class WorkerThreads(Generic[WorkerKind]):
+    """A thread for each of some workers.
+
+    Until it is closed, torch uses one thread inside each operation: that is faster with several workers, and
+    gives the same bits for any number of them.
+    """
+
+    def __init__(self, workers: Sequence[WorkerKind]) -> None:
+        self.count = len(workers)
+        self._plan = workers[0].plan
+        self._idle: queue.SimpleQueue[WorkerKind] = queue.SimpleQueue()
+        for worker in workers:
+            self._idle.put(worker)
+        self._pool = ThreadPoolExecutor(
+            self.count, thread_name_prefix="flatfed", initializer=torch.set_num_threads, initargs=(1,)
+        )
+        self._open = ExitStack()
+        self._open.enter_context(single_threaded())
+
+    @contextmanager
+    def worker(self) -> Iterator[WorkerKind]:
+        """One that no other thread uses meanwhile."""
+        worker = self._idle.get()
+        try:
+            yield worker
+        finally:
+            self._idle.put(worker)
+
+    def in_order(self, work: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[Result]:
+        """The results of jobs in their order."""
+        futures = _Futures(self._pool, work)
+        try:
+            yield from in_order(futures, jobs, 2 * self.count)
+        finally:
+            futures.abandon()
+
+    def evaluate(self, snapshot: Snapshot, samples: Samples) -> dict[str, float]:
+        """Mean loss and metrics of a model on some samples, in evaluation mode."""
+        inputs, targets = samples
+
+        def work(start: int) -> torch.Tensor:
+            batch = slice(start, start + EVALUATION_BATCH)
+            with self.worker() as worker:
+                means = worker.evaluate(snapshot, (inputs[batch], targets[batch]))
+            return means * len(inputs[batch])
+
+        sums = torch.zeros(1 + len(self._plan.metrics), dtype=torch.float64)
+        for part in self.in_order(work, range(0, len(inputs), EVALUATION_BATCH)):
+            sums += part
+        return dict(zip(["loss", *self._plan.metrics], (sums / len(inputs)).tolist(), strict=True))
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._open.close()

@@ -1,0 +1,71 @@
+"""What is learnt: a model, the clients' data, a loss and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flatfed.core.errors import FlatfedError, shown
+from flatfed.core.flat import Loss
+from flatfed.data.federation import Federation
+from flatfed.engines.planning import Metric
+
+
+def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The share of samples whose largest output is the target (or where the target is largest)."""
+    if targets.shape == outputs.shape:
+        targets = targets.argmax(1)
+    return (outputs.argmax(1) == targets).double().mean()
+
+
+def is_cross_entropy(loss: Loss) -> bool:
+    return loss is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
+
+
+def default_metrics(loss: Loss) -> Mapping[str, Metric]:
+    return {"accuracy": accuracy} if is_cross_entropy(loss) else {}
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model to train on a federation's clients.
+
+    `model` gives the architecture and the first weights and is left as it is. `loss(outputs, targets)` is the
+    mean over a batch. `metrics` are functions of (outputs, targets) that average over samples; with
+    cross-entropy there is "accuracy" unless others are given.
+
+    A run folder is continued only with the same task. What cannot be compared, such as a lambda or a function
+    that loads data, needs a `name` and a `version`, which you change whenever it changes.
+    """
+
+    model: nn.Module
+    federation: Federation
+    loss: Loss = F.cross_entropy
+    metrics: Mapping[str, Metric] | None = None
+    name: str = ""
+    version: str = ""
+
+    def __post_init__(self) -> None:
+        for field_name, kind, fix in (
+            ("model", nn.Module, "give a torch.nn.Module"),
+            ("federation", Federation, "make one with Federation.from_tensors"),
+        ):
+            value = getattr(self, field_name)
+            if not isinstance(value, kind):
+                raise FlatfedError(f"{field_name} = {shown(value)}: {fix}")
+        if not callable(self.loss):
+            raise FlatfedError(f"loss = {shown(self.loss)}: give a function of (outputs, targets)")
+        for field_name in ("name", "version"):
+            value = getattr(self, field_name)
+            if not isinstance(value, str):
+                raise FlatfedError(f"{field_name} = {shown(value)}: give a text")
+        if bool(self.name) != bool(self.version):
+            raise FlatfedError(f"name = {self.name!r}, version = {self.version!r}: give both or neither")
+
+    @property
+    def used_metrics(self) -> Mapping[str, Metric]:
+        """The metrics that are recorded: those given, or those that go with the loss."""
+        return default_metrics(self.loss) if self.metrics is None else self.metrics
