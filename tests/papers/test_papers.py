@@ -459,7 +459,7 @@ def test_the_cells_of_a_table_can_be_swept(folder):
     changes = [part for each in SHRUNK for part in ("--set", each)]
     which = ["--only", "EMNIST-L", "--methods", "FedAvg", "--methods", "FedSAGD", "--seed", "7"]
     runs = ["--runs", str(folder / "swept")]
-    arguments = ["sweep", "fedsagd/table2", "--grid", "training.lr=0.01,0.1", *which, *changes, *runs]
+    arguments = ["tune", "fedsagd/table2", "--grid", "training.lr=0.01,0.1", *which, *changes, *runs]
     done = CliRunner().invoke(cli.app, arguments)
     assert done.exit_code == 0, done.output
     folders = [path for path in (folder / "swept").iterdir() if path.is_dir()]
@@ -489,14 +489,13 @@ def test_the_cells_of_a_table_can_be_swept(folder):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["fedsagd/table2", "--only", "EMNIST-L", "--study", "a"], "study = 'a': names one sweep, not 12"),
         (["fedsagd/table2", "--methods", "FedSAG"], "did you mean 'FedSAGD'?"),
         (["fedsagd/figure1"], "fedsagd/figure1: not accuracies but"),
         (["examples/digits.toml", "--only", "EMNIST-L"], "--methods and --only choose cells of a paper's"),
     ],
 )
 def test_bad_sweeps_are_one_clear_line(arguments, complaint):
-    done = CliRunner().invoke(cli.app, ["sweep", *arguments, "--grid", "training.lr=0.1"])
+    done = CliRunner().invoke(cli.app, ["tune", *arguments, "--grid", "training.lr=0.1"])
     assert done.exit_code == 2
     assert complaint in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1

@@ -1,8 +1,10 @@
-"""Sweeps: what is tried, what is stopped, what is kept, and going on after a kill."""
+"""Tuning: what is tried, what is stopped, what is kept, and continuing after a kill."""
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import shlex
 import signal
 import subprocess
@@ -15,10 +17,12 @@ from typer.testing import CliRunner
 
 from flatfed import cli
 from flatfed.core.errors import FlatfedError
-from flatfed.runs import tune as sweep_module
-from flatfed.training.config import Config
+from flatfed.runs import folder as folder_module
+from flatfed.runs import tune as tune_module
+from flatfed.runs.compare import run_folder
 from flatfed.runs.folder import RunFolder
-from flatfed.runs.tune import Plan, parse_grid, sweep
+from flatfed.runs.tune import Search, parse_grid, tune
+from flatfed.training.config import Config
 
 BASE = {
     "data": {"clients": 20},
@@ -42,12 +46,12 @@ def unwatched(assignments, ended):
     return lambda now: None
 
 
-def plan_of(*grid, base=BASE, **options):
-    return Plan.checked(base, parse_grid(list(grid)), **options)
+def search_of(*grid, base=BASE, **options):
+    return Search.checked(base, parse_grid(list(grid)), **options)
 
 
-def states(found):
-    return {each.assignments[0].partition("=")[2]: each.state for each in found}
+def base_with(**training):
+    return {**BASE, "training": {**BASE["training"], **training}}
 
 
 @pytest.fixture
@@ -75,58 +79,93 @@ def test_values_are_split_outside_brackets_and_quotes():
 
 @pytest.mark.parametrize("metric", ["final", "best"])
 def test_all_combinations_are_run_and_sorted(tmp_path, metric, started):
-    plan = plan_of("training.lr=0.01,0.3", "algorithm.name=fedavg,fedavgm", metric=metric)
-    found = sweep(plan, "all", tmp_path, None, unwatched)
+    search = search_of("training.lr=0.01,0.3", "algorithm.name=fedavg,fedavgm", metric=metric)
+    trials = tune(search, tmp_path, None, unwatched)
     expected = {
         (f"training.lr={lr}", f"algorithm.name={name}")
         for lr in ("0.01", "0.3")
         for name in ("fedavg", "fedavgm")
     }
-    assert {each.assignments for each in found} == expected and len(started) == 4
-    assert [each.value for each in found] == sorted((each.value for each in found), reverse=True)
-    for each in found:
-        curve = [record["test_accuracy"] for record in RunFolder(each.folder).read_history()]
-        assert each.state == "complete" and each.rounds == 5
-        assert each.value == (curve[-1] if metric == "final" else max(curve))
-        assert (each.folder / "model.safetensors").exists()
+    assert {trial.assignments for trial in trials} == expected
+    assert started == [0.01, 0.01, 0.3, 0.3]
+    assert [trial.value for trial in trials] == sorted((trial.value for trial in trials), reverse=True)
+    for trial in trials:
+        curve = [record["test_accuracy"] for record in RunFolder(trial.folder).read_history()]
+        assert trial.state == "complete" and trial.rounds == 5
+        assert list(trial.curve.values()) == curve
+        assert trial.value == (curve[-1] if metric == "final" else max(curve))
+        assert (trial.folder / "model.safetensors").exists()
 
 
-def test_a_second_sweep_runs_nothing(tmp_path, started):
-    plan = plan_of("training.lr=0.01,0.1,1e38")
-    first = sweep(plan, "again", tmp_path, None, unwatched)
+def test_a_finished_grid_started_again_runs_nothing(tmp_path, started):
+    search = search_of("training.lr=0.01,0.1,1e38")
+    first = tune(search, tmp_path, None, unwatched)
+    assert len(started) == 3 and [trial.state for trial in first] == ["complete", "complete", "diverged"]
+    assert tune(search, tmp_path, None, lambda *_: pytest.fail("ran again")) == first
+    # Nor do other metrics, other grids with the same values, or settings that do not change the numbers.
+    best = tune(search_of("training.lr=0.01,0.1,1e38", metric="best"), tmp_path, None, unwatched)
+    assert [trial.folder for trial in best[2:]] == [trial.folder for trial in first[2:]]
+    tune(search_of("training.lr=0.1,1e38", base=base_with(workers=2)), tmp_path, None, unwatched)
     assert len(started) == 3
-    assert sweep(plan, "again", tmp_path, None, unwatched) == first
-    assert len(started) == 3
-    # Not even in another sweep, whose journal knows nothing, are complete runs run again.
-    sweep(plan, "other", tmp_path, None, unwatched)
-    assert started[3:] == [1e38]
+    tune(search_of("training.lr=0.1,0.2"), tmp_path, None, unwatched)
+    assert started[3:] == [0.2]
 
 
-def test_a_half_done_sweep_reruns_nothing_that_ended(tmp_path, started):
-    plan = plan_of("training.lr=0.01,0.03,0.1,0.3")
+def test_a_run_made_by_another_command_is_a_finished_trial(tmp_path, started):
+    config, runs = tmp_path / "config.toml", tmp_path / "runs"
+    config.write_text(TOML)
+    for rate in ("0.1", "1e38"):
+        CliRunner().invoke(cli.app, ["run", str(config), "--set", f"training.lr={rate}", "--runs", str(runs)])
+    assert started == [0.1, 1e38]
+    command = ["tune", str(config), "--grid", "training.lr=1e38,0.1,0.3", "--runs", str(runs)]
+    done = CliRunner().invoke(cli.app, command)
+    assert done.exit_code == 0, done.output
+    assert started == [0.1, 1e38, 0.3]
+    assert done.stdout.count("complete") == 2 and done.stdout.count("diverged") == 1
+
+
+def test_two_spellings_of_a_value_are_one_run(tmp_path, started):
+    trials = tune(search_of("training.lr=0.1,0.10"), tmp_path, None, unwatched)
+    assert started == [0.1]
+    assert len(trials) == 2 and trials[0].folder == trials[1].folder
+
+
+def test_a_run_that_was_taken_further_remains_a_finished_trial(tmp_path, started):
+    search = search_of("training.lr=0.1,0.3")
+    first = tune(search, tmp_path, None, unwatched)
+    done = CliRunner().invoke(cli.app, ["resume", str(first[0].folder), "--rounds", "7"])
+    assert done.exit_code == 0 and len(RunFolder(first[0].folder).read_history()) == 7
+    assert tune(search, tmp_path, None, lambda *_: pytest.fail("ran again")) == first
+
+
+@pytest.mark.parametrize("trials", [None, 4])
+def test_interrupted_tuning_repeats_nothing_that_ended(tmp_path, started, trials):
+    values = "0.01,0.03,0.1,0.3" if trials is None else "0.01,0.02,0.03,0.05,0.1,0.2,0.3,0.5"
+    search = search_of(f"training.lr={values}")
     with pytest.raises(KeyboardInterrupt):
-        sweep(plan, "half", tmp_path, None, stop_in(third=3))
+        tune(search, tmp_path, trials, interrupt_in(trial=3))
     assert len(started) == 3
     before = list(started)
-    found = sweep(plan, "half", tmp_path, None, unwatched)
+    resumed = tune(search, tmp_path, trials, unwatched)
     # The interrupted one comes first, then the one that was never begun.
     assert started[3] == before[2] and len(started) == 5
-    assert sorted(started[:2] + started[3:]) == [0.01, 0.03, 0.1, 0.3]
-    straight = sweep(plan, "half", tmp_path / "straight", None, unwatched)
-    assert [(each.assignments, each.value) for each in found] == [
-        (each.assignments, each.value) for each in straight
+    del started[3]
+    straight = tune(search, tmp_path / "straight", trials, unwatched)
+    assert started[4:] == started[:4] and len(set(started)) == 4
+    assert [(trial.assignments, trial.curve) for trial in resumed] == [
+        (trial.assignments, trial.curve) for trial in straight
     ]
 
 
-def stop_in(third):
-    """Ctrl-C in the middle of the third trial."""
+def interrupt_in(trial):
+    """Ctrl-C in the middle of a trial."""
     begun = []
 
     def watch(assignments, ended):
         begun.append(assignments)
 
         def update(now):
-            if len(begun) == third and now.round == 3:
+            if len(begun) == trial and now.round == 3:
                 raise KeyboardInterrupt
 
         return update
@@ -134,11 +173,20 @@ def stop_in(third):
     return watch
 
 
-def test_a_killed_sweep_goes_on(tmp_path):
+def test_all_interrupted_runs_are_continued_first_in_grid_order(tmp_path, started):
+    search = search_of("training.lr=0.01,0.03,0.1,0.3,0.5")
+    for rate in ("0.3", "0.03"):
+        with pytest.raises(KeyboardInterrupt):
+            tune(search_of(f"training.lr={rate}"), tmp_path, None, interrupt_in(trial=1))
+    tune(search, tmp_path, None, unwatched)
+    assert started[2:] == [0.03, 0.3, 0.01, 0.1, 0.5]
+    assert len(RunFolder(run_folder(search.configs["training.lr=0.3",], tmp_path)).read_history()) == 5
+
+
+def test_killed_tuning_continues(tmp_path):
     config = tmp_path / "config.toml"
     config.write_text(TOML.replace("rounds = 5", "rounds = 150"))
-    command = ["sweep", str(config), "--grid", "training.lr=0.01,0.1", "--runs", str(tmp_path / "runs")]
-    command += ["--study", "killed"]
+    command = ["tune", str(config), "--grid", "training.lr=0.01,0.1", "--runs", str(tmp_path / "runs")]
     process = subprocess.Popen(
         [sys.executable, "-m", "flatfed", *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -152,39 +200,86 @@ def test_a_killed_sweep_goes_on(tmp_path):
     os.kill(process.pid, signal.SIGKILL)
     process.wait(timeout=60)
     assert len(histories()) == 1 and not list((tmp_path / "runs").glob("*/model.safetensors"))
-    # The kill may also have cut the journal's last line.
-    journal = tmp_path / "runs" / "sweep-killed.journal"
-    journal.write_bytes(journal.read_bytes() + b'{"op_code": 4, "wor')
     done = CliRunner().invoke(cli.app, command)
     assert done.exit_code == 0, done.output
     assert len(list((tmp_path / "runs").glob("*/model.safetensors"))) == 2
     assert done.stdout.count("complete") == 2
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {path.parent.name for path in histories()}
 
 
 def test_trials_that_fall_behind_are_stopped_and_can_be_resumed(tmp_path, monkeypatch):
-    monkeypatch.setattr(sweep_module, "TRIALS_BEFORE_PRUNING", 2)
-    base = {**BASE, "training": {**BASE["training"], "rounds": 20}}
-    plan = plan_of("training.lr=0.3,0.2,0.25,1e-7,1e-8,1e-9", base=base)
-    found = sweep(plan, "behind", tmp_path, None, unwatched)
-    stopped = [each for each in found if each.state == "stopped early"]
-    assert stopped and {each.assignments[0] for each in stopped} <= {
-        f"training.lr=1e-{number}" for number in (7, 8, 9)
-    }
-    assert found[0].state == "complete" and found[-1].state == "stopped early"
-    for each in stopped:
-        assert 2 <= each.rounds < 20
-        assert not (each.folder / "model.safetensors").exists()
-    again = sweep(plan, "behind", tmp_path, None, lambda *_: pytest.fail("ran again"))
-    assert again == found
+    monkeypatch.setattr(tune_module, "TRIALS_BEFORE_STOPPING", 3)
+    search = search_of("training.lr=0.3,0.2,0.25,1e-7,1e-8,1e-9", base=base_with(rounds=20))
+    trials = tune(search, tmp_path, None, unwatched)
+    stopped = [trial for trial in trials if trial.state == "stopped early"]
+    assert {trial.assignments[0] for trial in stopped} == {f"training.lr=1e-{number}" for number in (7, 8, 9)}
+    assert trials[0].state == "complete" and trials[-1].state == "stopped early"
+    for trial in stopped:
+        assert 2 <= trial.rounds < 20
+        assert not (trial.folder / "model.safetensors").exists()
+        note = json.loads((trial.folder / "stopped.json").read_text())
+        assert note["round"] == trial.rounds and note["reason"] == trial.note
+        assert trial.note == f"round {trial.rounds}: below the median of the other trials"
+        assert trial.value == trial.curve[trial.rounds] == note["test_accuracy"]
+    again = tune(search, tmp_path, None, lambda *_: pytest.fail("ran again"))
+    assert again == trials
     done = CliRunner().invoke(cli.app, ["resume", str(stopped[0].folder)])
     assert done.exit_code == 0, done.output
     assert len(RunFolder(stopped[0].folder).read_history()) == 20
+    assert not (stopped[0].folder / "stopped.json").exists()
+    # The round that decided is the one that follows in the history.
+    resumed = next(
+        trial for trial in tune(search, tmp_path, None, unwatched) if trial.folder == stopped[0].folder
+    )
+    assert resumed.state == "complete" and stopped[0].curve.items() <= resumed.curve.items()
+
+
+def test_a_damaged_note_of_a_stop_is_one_clear_line(tmp_path):
+    search = search_of("training.lr=0.1")
+    path = run_folder(search.configs["training.lr=0.1",], tmp_path) / "stopped.json"
+    path.parent.mkdir()
+    path.write_text('{"reason": "because"}')
+    with pytest.raises(FlatfedError, match=r"stopped\.json: damaged; remove it to continue the run"):
+        tune(search, tmp_path, None, unwatched)
+
+
+def test_the_median_rule_is_that_of_optuna():
+    import optuna
+
+    search = search_of("training.lr=0.1", base=base_with(rounds=30))
+    pruner = optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=3)
+    decisions = set()
+    for case in range(30):
+        draw = random.Random(case)
+        complete = [
+            {number: draw.random() for number in range(1, 31) if draw.random() < 0.8}
+            for _ in range(draw.randint(2, 7))
+        ]
+        study = optuna.create_study(direction="maximize", pruner=pruner)
+        for other in complete:
+            study.add_trial(optuna.trial.create_trial(value=0.0, intermediate_values=other))
+        # A trial that was stopped early is no yardstick.
+        study.add_trial(
+            optuna.trial.create_trial(
+                state=optuna.trial.TrialState.PRUNED, intermediate_values=dict.fromkeys(range(31), 1.0)
+            )
+        )
+        trial, curve = study.ask(), {}
+        for number in range(1, 31, draw.choice([1, 2])):
+            curve[number] = draw.random() * draw.random()
+            trial.report(curve[number], number)
+            behind = search.falls_behind(curve, number, complete)
+            assert behind == trial.should_prune(), (case, number)
+            decisions.add((len(complete) >= 4, number >= 3, behind))
+    # Both answers are given, but only with four trials and after a tenth of the rounds.
+    assert {(True, True, True), (True, True, False)} <= decisions
+    assert not {(False, True, True), (True, False, True), (False, False, True)} & decisions
 
 
 def test_divergence_is_a_failed_trial(tmp_path):
     config = tmp_path / "config.toml"
     config.write_text(TOML)
-    command = ["sweep", str(config), "--grid", "training.lr=1e38,0.1", "--runs", str(tmp_path / "runs")]
+    command = ["tune", str(config), "--grid", "training.lr=1e38,0.1", "--runs", str(tmp_path / "runs")]
     done = CliRunner().invoke(cli.app, command)
     assert done.exit_code == 0, done.output
     assert "diverged: training.lr=1e38: round 1: the training loss is nan" in done.stderr
@@ -203,7 +298,7 @@ def test_the_printed_line_of_the_best_gives_its_run(tmp_path):
     runs = ["--runs", str(tmp_path / "runs")]
     changed = ["--set", "training.rounds=3", "--seed", "4"]
     done = CliRunner().invoke(
-        cli.app, ["sweep", str(config), "--grid", "training.lr=0.01,0.3", *changed, *runs]
+        cli.app, ["tune", str(config), "--grid", "training.lr=0.01,0.3", *changed, *runs]
     )
     assert done.exit_code == 0, done.output
     line = next(line for line in done.stdout.splitlines() if line.startswith("flatfed run"))
@@ -215,34 +310,78 @@ def test_the_printed_line_of_the_best_gives_its_run(tmp_path):
 
 
 def test_fewer_trials_are_distinct_and_more_may_follow(tmp_path, started):
-    plan = plan_of("training.lr=0.01,0.02,0.05,0.1,0.2", "training.weight_decay=0,0.001")
-    some = sweep(plan, "some", tmp_path, 6, unwatched)
-    assert len(some) == len({each.assignments for each in some}) == len(started) == 6
-    everything = sweep(plan, "some", tmp_path, None, unwatched)
+    search = search_of("training.lr=0.01,0.02,0.05,0.1,0.2", "training.weight_decay=0,0.001")
+    some = tune(search, tmp_path, 6, unwatched)
+    assert len(some) == len({trial.assignments for trial in some}) == len(started) == 6
+    everything = tune(search, tmp_path, None, unwatched)
     assert len(everything) == len(started) == 10
-    assert {each.assignments for each in some} <= {each.assignments for each in everything}
-    assert len(sweep(plan, "some", tmp_path, 3, unwatched)) == 10 and len(started) == 10
+    assert {trial.assignments for trial in some} <= {trial.assignments for trial in everything}
+    assert len(tune(search, tmp_path, 3, unwatched)) == 10 and len(started) == 10
 
 
-def test_a_study_belongs_to_one_plan(tmp_path):
-    sweep(plan_of("training.lr=0.1"), "mine", tmp_path, None, unwatched)
-    for other in (plan_of("training.lr=0.2"), plan_of("training.lr=0.1", metric="best")):
-        with pytest.raises(FlatfedError, match="made with another config, grid, metric or seed"):
-            sweep(other, "mine", tmp_path, None, unwatched)
-    # What does not change results may change.
-    base = {**BASE, "training": {**BASE["training"], "workers": 2}}
-    sweep(plan_of("training.lr=0.1", base=base), "mine", tmp_path, None, unwatched)
+def test_another_seed_chooses_other_combinations(tmp_path, started):
+    grid = "training.lr=" + ",".join(f"0.{number}" for number in range(10, 90))
+    chosen = []
+    for seed in (0, 0, 1):
+        search = search_of(grid, base=base_with(rounds=1), seed=seed)
+        tune(search, tmp_path / str(len(chosen)), 5, unwatched)
+        chosen.append(started[-5:])
+    assert chosen[0] == chosen[1] != chosen[2]
 
 
-def test_two_processes_do_not_share_a_sweep(tmp_path):
-    plan = plan_of("training.lr=0.1")
+def test_tpe_learns_from_ended_trials(tmp_path):
+    decays = tuple(f"1e-{number}" for number in range(1, 9))
+    grid = ["training.lr=0.1,0.2,0.3,0.4", f"training.weight_decay={','.join(decays)}"]
 
-    def second(assignments, ended):
-        with pytest.raises(FlatfedError, match="another process is running this sweep"):
-            sweep(plan, "mine", tmp_path, None, unwatched)
-        return lambda now: None
+    def ended(combination, best):
+        rate = combination[0].partition("=")[2]
+        state = {best: "complete", "0.4": "diverged"}.get(rate, "stopped early")
+        accuracy = {"complete": 0.9, "stopped early": 0.1, "diverged": None}[state]
+        return tune_module.Trial(combination, state, accuracy, 1, tmp_path, {1: accuracy or 0.0})
 
-    assert sweep(plan, "mine", tmp_path, None, second)[0].state == "complete"
+    for best in ("0.1", "0.2"):
+        proposed = []
+        for seed in range(20):
+            search = search_of(*grid, seed=seed)
+            tried = {key: ended(key, best) for key in search.configs if key[1].endswith(decays[:4])}
+            assert len(tried) == 16
+            combination = tune_module._propose(search, tried, 30)
+            assert combination in search.configs and combination not in tried
+            proposed.append(combination[0])
+        assert proposed.count(f"training.lr={best}") >= 15
+
+
+@pytest.mark.parametrize("proposals", [10, 0])
+def test_the_last_combination_is_proposed_when_all_others_were_tried(tmp_path, monkeypatch, proposals):
+    monkeypatch.setattr(tune_module, "PROPOSALS", proposals)
+    search = search_of("training.lr=0.1,0.2,0.3,0.4", "training.weight_decay=0,1e-3")
+    for missing in search.configs:
+        tried = {
+            key: tune_module.Trial(key, "complete", 0.5, 1, tmp_path, {1: 0.5})
+            for key in search.configs
+            if key != missing
+        }
+        assert tune_module._propose(search, tried, 8) == missing
+
+
+def test_a_trial_that_another_process_runs_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder_module, "LOCK_PATIENCE", 0.1)
+    search = search_of("training.lr=0.1,0.2")
+    refused = []
+
+    def watch(assignments, ended):
+        def update(now):
+            if now.round == 2:
+                with pytest.raises(FlatfedError, match="another process is running it") as caught:
+                    tune(search, tmp_path, None, unwatched)
+                refused.append(str(caught.value))
+
+        return update
+
+    trials = tune(search, tmp_path, None, watch)
+    assert [trial.state for trial in trials] == ["complete"] * 2
+    folders = [run_folder(config, tmp_path) for config in search.configs.values()]
+    assert [line.partition(": ")[0] for line in refused] == [str(folder) for folder in folders]
 
 
 @pytest.mark.parametrize(
@@ -256,13 +395,12 @@ def test_two_processes_do_not_share_a_sweep(tmp_path):
         (["--grid", "training.rate=1"], "training.rate: unknown"),
         (["--grid", "algorithm.radius=0.1"], "fedavg.radius: unknown"),
         (["--grid", "training.lr=0.1", "--metric", "last"], "metric = 'last': unknown"),
-        (["--grid", "training.lr=0.1", "--study", "a/b"], "study = 'a/b': use letters"),
     ],
 )
 def test_bad_input_is_one_clear_line(tmp_path, arguments, complaint):
     config = tmp_path / "config.toml"
     config.write_text(TOML)
-    done = CliRunner().invoke(cli.app, ["sweep", str(config), *arguments, "--runs", str(tmp_path / "runs")])
+    done = CliRunner().invoke(cli.app, ["tune", str(config), *arguments, "--runs", str(tmp_path / "runs")])
     assert done.exit_code == 2, done.output
     lines = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert len(lines) == 1 and complaint in lines[0]
@@ -270,7 +408,9 @@ def test_bad_input_is_one_clear_line(tmp_path, arguments, complaint):
     assert not list(Path(tmp_path).glob("runs/*/config.json"))
 
 
-def test_without_optuna_the_error_says_how_to_get_it(tmp_path, monkeypatch):
+def test_without_optuna_all_combinations_are_run_and_trials_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(FlatfedError, match=r"optuna: not installed; pip install 'flatfed\[sweep\]'"):
-        sweep(plan_of("training.lr=0.1"), "mine", tmp_path, None, unwatched)
+    search = search_of("training.lr=0.1,0.2")
+    with pytest.raises(FlatfedError, match=r"trials = 1: needs optuna; pip install 'flatfed\[tune\]'"):
+        tune(search, tmp_path, 1, lambda *_: pytest.fail("ran"))
+    assert len(tune(search, tmp_path, None, unwatched)) == 2

@@ -1,6 +1,6 @@
-"""The command line. Each module registers its commands with the one application."""
+"""The command line. Importing a module registers its commands with the one application."""
 
-from flatfed.cli import bench, data, diagnose, flower, look, papers, report, sweep, training
+from flatfed.cli import bench, data, diagnose, flower, list, papers, report, show, split, training, tune
 from flatfed.cli.terminal import app
 
 __all__ = [
@@ -9,12 +9,14 @@ __all__ = [
     "data",
     "diagnose",
     "flower",
-    "look",
+    "list",
     "main",
     "papers",
     "report",
-    "sweep",
+    "show",
+    "split",
     "training",
+    "tune",
 ]
 
 

@@ -5,6 +5,8 @@
     environment.json   versions, machine, commit, and the engine's choices
     history.jsonl      one line per round
     checkpoint/        manifest.json, and the safetensors files that it names
+    diverged.json      why a run that left the finite numbers ended
+    stopped.json       why a run was ended before its last round
     clients.json       the final model's loss and metrics on each client's data, and their spread
     synthetic.png      the synthetic samples, where an algorithm makes some that are images
     model.safetensors  the final model; it is written last, so a folder that has it is complete
@@ -189,6 +191,7 @@ class RunFolder:
         self.model_path = path / "model.safetensors"
         self.divergence_path = path / "diverged.json"
         self.identity = Identity({})
+        self.stop_path = path / "stopped.json"
         self._locked: IO[str] | None = None
         self._manifest = Manifest(format=FORMAT, round=0, identity="", server=StoredFile(name="", sha256=""))
 
@@ -240,6 +243,7 @@ class RunFolder:
         # While the run goes on there is no final model, not even that of an earlier, shorter run.
         self.model_path.unlink(missing_ok=True)
         self.divergence_path.unlink(missing_ok=True)
+        self.stop_path.unlink(missing_ok=True)
         lines = "".join(json.dumps(record) + "\n" for record in history)
         write_atomically(self.history_path, lines.encode())
 
@@ -421,6 +425,19 @@ class RunFolder:
             return None
         content = read_json(self.divergence_path)
         return str(content.get("error") if isinstance(content, dict) else content)
+
+    def note_stop(self, reason: str, round_number: int, accuracy: float) -> None:
+        """Records that a run was ended early, and the round that decided it, which the history lacks."""
+        write_json(self.stop_path, {"reason": reason, "round": round_number, "test_accuracy": accuracy})
+
+    def read_stop(self) -> dict[str, Any] | None:
+        """What `note_stop` recorded, or None if the run was not ended early."""
+        if not self.stop_path.exists():
+            return None
+        content = read_json(self.stop_path)
+        if not isinstance(content, dict) or not content.keys() >= {"reason", "round", "test_accuracy"}:
+            raise FlatfedError(f"{self.stop_path}: damaged; remove it to continue the run")
+        return content
 
     def finished_rounds(self) -> int | None:
         """How many rounds a complete run had, or None if it is not complete."""

@@ -1,372 +1,257 @@
-"""A grid of settings tried out one by one, on Optuna.
+"""Tries a grid of settings, one training per combination, and ranks the results.
 
-All combinations are run, or some of them chosen by TPE. After every evaluation a run whose accuracy is
-below the median of the others at that round is stopped. Each trial is a run folder like any other, and the
-sweep itself a journal beside them, sweep-NAME.journal: a sweep that was killed goes on where it was, and
-trials that have ended are never run again.
+All combinations are run, or a number of them proposed by Optuna's TPE. Run folders are the only record: a
+trial is the run folder of its config, and what became of it is read from there. Tuning that was interrupted
+therefore continues where it was, and a run that has ended is never repeated, whichever command started it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import importlib
+import importlib.util
 import itertools
-import json
-import os
-import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from flatfed.core import random
 from flatfed.core.errors import DivergedError, FlatfedError, did_you_mean
 from flatfed.runs.compare import is_complete, run_folder
+from flatfed.runs.folder import RunFolder
 from flatfed.training.config import Config, with_assignments
-from flatfed.runs.folder import FREE_SETTINGS, RunFolder
 from flatfed.training.loop import Callback, Progress
 
-try:
-    import fcntl
-except ImportError:  # Windows has no such locks
-    fcntl = None  # type: ignore[assignment]
-
 METRICS = ("final", "best")
-# Stopping early needs something to compare with, and first rounds that say nothing yet.
-TRIALS_BEFORE_PRUNING = 4
-ROUNDS_BEFORE_PRUNING = 0.1
-Watch = Callable[[Sequence[str], int], Callback]
-"""Given a trial's assignments and how many trials have ended, what to call after its rounds."""
+# Stopping early needs enough trials to compare with, and the first rounds say little.
+TRIALS_BEFORE_STOPPING = 4
+ROUNDS_BEFORE_STOPPING = 0.1
+# How often TPE is asked again when it proposes what has been tried.
+PROPOSALS = 10
+Ending = Literal["complete", "stopped early", "diverged"]
+Grid = Mapping[str, tuple[str, ...]]
+"""The values of each key, as they were written."""
+Combination = tuple[str, ...]
+"""One assignment `key=value` for each key of the grid."""
+Curve = Mapping[int, float]
+"""Test accuracy by round."""
+Watch = Callable[[Combination, int], Callback]
+"""Makes the progress callback of a trial, given how many trials have ended."""
 
 
-def parse_grid(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """`training.lr=0.01,0.1` and the like, as values by key; the values stay as they were written."""
+def parse_grid(options: Sequence[str]) -> Grid:
+    """Parses options such as `training.lr=0.01,0.1`."""
     grid: dict[str, tuple[str, ...]] = {}
-    for text in texts:
-        key, sign, listed = text.partition("=")
-        key, values = key.strip(), tuple(_listed(listed))
+    for option in options:
+        key, sign, text = option.partition("=")
+        key, values = key.strip(), _split_values(text)
         if not sign or not key or "" in values:
-            raise FlatfedError(f"--grid {text}: write it as key=value,value, e.g. training.lr=0.01,0.1")
+            raise FlatfedError(f"--grid {option}: write it as key=value,value, e.g. training.lr=0.01,0.1")
         if key in grid:
-            raise FlatfedError(f"--grid {text}: {key} is given twice; list all its values at once")
+            raise FlatfedError(f"--grid {option}: {key} is given twice; list all its values at once")
         if len(set(values)) < len(values):
-            twice = next(value for value in values if values.count(value) > 1)
-            raise FlatfedError(f"--grid {text}: {twice} is listed twice; list it once")
+            repeated = next(value for value in values if values.count(value) > 1)
+            raise FlatfedError(f"--grid {option}: {repeated} is listed twice; list it once")
         grid[key] = values
     if not grid:
         raise FlatfedError("--grid: missing; give at least one, e.g. --grid training.lr=0.01,0.1")
     return grid
 
 
-def _listed(text: str) -> Iterator[str]:
-    """The parts between commas that are not inside brackets or quotes: `[64,32],[128]` has two."""
-    start = depth = 0
-    quote = ""
-    for place, character in enumerate(text):
-        if quote:
-            quote = "" if character == quote else quote
-        elif character in "'\"":
-            quote = character
-        elif character in "[{":
-            depth += 1
-        elif character in "]}":
-            depth -= 1
-        elif character == "," and depth == 0:
-            yield text[start:place].strip()
-            start = place + 1
-    yield text[start:].strip()
+def _split_values(text: str) -> tuple[str, ...]:
+    """Splits at commas outside brackets and quotes: `[64,32],[128]` is two values."""
+    values, depth = [""], 0
+    for token in re.findall(r"""'[^']*'|"[^"]*"|.""", text):
+        depth += (token in "[{") - (token in "]}")
+        if token == "," and depth == 0:
+            values.append("")
+        else:
+            values[-1] += token
+    return tuple(value.strip() for value in values)
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What to try: a config, the values to put into it, and what to compare by."""
+class Trial:
+    """A combination whose run has ended, and its result."""
 
-    base: Mapping[str, Any]
-    grid: Mapping[str, Sequence[str]]
+    assignments: Combination
+    state: Ending
+    value: float | None
+    """The metric, up to where the run was stopped; None if it diverged or was never evaluated."""
+    rounds: int
+    folder: Path
+    curve: Curve
+    note: str = ""
+    """Why the run did not reach its last round."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """The combinations to try and the metric to rank them by."""
+
+    grid: Grid
     metric: str
-    seed: int
-    configs: Mapping[tuple[str, ...], Config]
-    """The config of every combination of values."""
+    configs: Mapping[Combination, Config]
+    """The config of every combination, in the grid's order."""
 
     @classmethod
     def checked(
-        cls,
-        base: Mapping[str, Any],
-        grid: Mapping[str, Sequence[str]],
-        metric: str = "final",
-        seed: int | None = None,
-    ) -> Plan:
-        """A plan all of whose configs are good, or a one-line error before anything runs."""
+        cls, base: Mapping[str, Any], grid: Grid, metric: str = "final", seed: int | None = None
+    ) -> Search:
+        """Checks the config of every combination, so that errors appear before anything runs."""
         if metric not in METRICS:
             raise FlatfedError(f"metric = {metric!r}: unknown; {did_you_mean(metric, METRICS)}")
         if seed is not None:
             base = with_assignments(base, [f"training.seed={seed}"])
-        configs = {}
-        for values in itertools.product(*grid.values()):
-            assigned = [f"{key}={value}" for key, value in zip(grid, values, strict=True)]
-            configs[values] = Config.checked(with_assignments(base, assigned))
-        return cls(base, grid, metric, next(iter(configs.values())).training.seed, configs)
-
-    @property
-    def combinations(self) -> list[tuple[str, ...]]:
-        return list(self.configs)
+        assignments = ([f"{key}={value}" for value in values] for key, values in grid.items())
+        configs = {
+            combination: Config.checked(with_assignments(base, combination))
+            for combination in itertools.product(*assignments)
+        }
+        return cls(grid, metric, configs)
 
     @property
     def rounds(self) -> int:
         return max(config.training.rounds for config in self.configs.values())
 
-    @property
-    def fingerprint(self) -> str:
-        """Everything on which the trials' results depend."""
-        base = json.loads(json.dumps(self.base))
-        for name in FREE_SETTINGS - {"rounds"}:
-            base.get("training", {}).pop(name, None)
-        content = {"base": base, "grid": {key: list(values) for key, values in self.grid.items()}}
-        return json.dumps({**content, "metric": self.metric, "seed": self.seed}, sort_keys=True)
+    def read_trial(self, combination: Combination, root: Path) -> Trial | None:
+        """Reads a combination's result from its run folder; None if its run has not ended."""
+        config = self.configs[combination]
+        folder, rounds = RunFolder(run_folder(config, root)), config.training.rounds
+        history, note = folder.read_history(), ""
+        state: Ending = "complete"
+        # `flatfed resume --rounds` may have taken the run past the trial's last round.
+        if is_complete(config, folder.path) or len(history) > rounds:
+            history = history[:rounds]
+        elif (divergence := folder.read_divergence()) is not None:
+            state, note = "diverged", divergence
+        elif (stop := folder.read_stop()) is not None:
+            state, note = "stopped early", stop["reason"]
+            history.append(stop)
+        else:
+            return None
+        curve, value = _accuracies(history), None
+        if curve and state != "diverged":
+            value = curve[max(curve)] if self.metric == "final" else max(curve.values())
+        return Trial(combination, state, value, len(history), folder.path, curve, note)
 
-    @property
-    def digest(self) -> str:
-        return hashlib.sha256(self.fingerprint.encode()).hexdigest()[:8]
-
-    def assignments(self, values: Sequence[str]) -> tuple[str, ...]:
-        return tuple(f"{key}={value}" for key, value in zip(self.grid, values, strict=True))
-
-    def score(self, accuracies: Sequence[float]) -> float:
-        return accuracies[-1] if self.metric == "final" else max(accuracies)
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One combination and what became of it."""
-
-    assignments: tuple[str, ...]
-    state: Literal["complete", "stopped early", "diverged"]
-    value: float | None
-    """The metric; of a run that was stopped early, as far as it got."""
-    rounds: int
-    folder: Path
-    note: str = ""
+    def falls_behind(self, curve: Curve, now: int, complete: Sequence[Curve]) -> bool:
+        """The rule for stopping: the best accuracy so far is below the complete trials' median this round."""
+        at_round = [other[now] for other in complete if now in other]
+        too_early = now < int(self.rounds * ROUNDS_BEFORE_STOPPING)
+        if too_early or len(complete) < TRIALS_BEFORE_STOPPING or not at_round:
+            return False
+        best = max(accuracy for number, accuracy in curve.items() if number <= now)
+        return best < statistics.median(at_round)
 
 
 class _FellBehind(FlatfedError):
-    """Ends a run from within a callback, its finished rounds kept."""
+    """Raised by a callback to end a run whose finished rounds are kept."""
 
 
-def sweep(plan: Plan, name: str, root: Path, trials: int | None, watch: Watch) -> list[Trial]:
-    """Runs what is missing of all combinations, or of `trials` of them; returns the ended, best first."""
-    optuna = _optuna()
-    if not re.fullmatch(r"[\w.-]+", name):
-        raise FlatfedError(f"study = {name!r}: use letters, digits, '.', '_' and '-' only")
-    root.mkdir(parents=True, exist_ok=True)
-    journal = root / f"sweep-{name}.journal"
-    with _taken(journal), _quiet(optuna):
-        study = _open_study(optuna, journal, name, plan)
-        _queue_unfinished(optuna, study, plan)
-        wanted = min(trials or len(plan.configs), len(plan.configs))
-        missing = wanted - len(_ended(study, plan))
-        if missing > 0:
-            study.sampler = _sampler(optuna, study, plan, wanted)
-            study.optimize(
-                lambda trial: _objective(optuna, study, trial, plan, root, watch),
-                n_trials=missing,
-                catch=(DivergedError,),
-            )
-        ended = _ended(study, plan)
-    order = {"complete": 0, "stopped early": 1, "diverged": 2}
-    found = [_outcome(values, trial, plan, root) for values, trial in ended.items()]
-    return sorted(found, key=lambda each: (order[each.state], -(each.value or 0.0)))
+def tune(search: Search, root: Path, trials: int | None, watch: Watch) -> list[Trial]:
+    """Runs what is missing of all combinations, or of `trials` of them.
 
-
-def _optuna() -> Any:
-    try:
-        return importlib.import_module("optuna")
-    except ImportError:
-        raise FlatfedError("optuna: not installed; pip install 'flatfed[sweep]'") from None
-
-
-@contextlib.contextmanager
-def _quiet(optuna: Any) -> Iterator[None]:
-    """Without a log line, or a traceback for every divergence, in the middle of the progress bar."""
-    level = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.CRITICAL)
-    try:
-        yield
-    finally:
-        optuna.logging.set_verbosity(level)
-
-
-@contextlib.contextmanager
-def _taken(journal: Path) -> Iterator[None]:
-    """One process at a time: another one's running trial would look like one that was killed."""
-    with journal.with_suffix(".lock").open("w") as lock:
-        if fcntl is not None:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise FlatfedError(
-                    f"{journal}: another process is running this sweep; wait or stop that one"
-                ) from None
-        yield
-
-
-def _open_study(optuna: Any, journal: Path, name: str, plan: Plan) -> Any:
-    _cut_half_line(journal)
-    storages = optuna.storages
-    lock = storages.journal.JournalFileOpenLock(str(journal))
-    storage = storages.JournalStorage(storages.journal.JournalFileBackend(str(journal), lock_obj=lock))
-    pruner = optuna.pruners.MedianPruner(
-        n_startup_trials=TRIALS_BEFORE_PRUNING, n_warmup_steps=int(plan.rounds * ROUNDS_BEFORE_PRUNING)
-    )
-    study = optuna.create_study(
-        storage=storage, study_name=name, direction="maximize", pruner=pruner, load_if_exists=True
-    )
-    before = study.user_attrs.setdefault("plan", plan.fingerprint)
-    if before != plan.fingerprint:
+    Returns every trial that has ended, best first. Interrupted runs are continued before new ones begin.
+    """
+    configs = search.configs
+    wanted = min(trials or len(configs), len(configs))
+    if wanted < len(configs) and importlib.util.find_spec("optuna") is None:
         raise FlatfedError(
-            f"study = {name!r}: it was made with another config, grid, metric or seed; choose another "
-            f"--study or remove {journal}"
+            f"trials = {trials}: needs optuna; pip install 'flatfed[tune]', or try all {len(configs)}"
         )
-    study.set_user_attr("plan", plan.fingerprint)
-    return study
+    ended = {
+        trial.assignments: trial for combination in configs if (trial := search.read_trial(combination, root))
+    }
+    interrupted = [
+        combination
+        for combination, config in configs.items()
+        if combination not in ended and (run_folder(config, root) / "config.json").exists()
+    ]
+    while len(ended) < wanted:
+        if interrupted:
+            combination = interrupted.pop(0)
+        elif wanted < len(configs):
+            combination = _propose(search, ended, wanted)
+        else:
+            combination = next(untried for untried in configs if untried not in ended)
+        # Another spelling of the same value, 0.10 for 0.1, is the same run.
+        trial = search.read_trial(combination, root)
+        ended[combination] = trial or _run_trial(search, combination, root, ended, watch)
+    order = get_args(Ending)
+    return sorted(ended.values(), key=lambda trial: (order.index(trial.state), -(trial.value or 0.0)))
 
 
-def _cut_half_line(journal: Path) -> None:
-    """A kill may have cut the last line; what came before it stands."""
-    if journal.exists():
-        content = journal.read_bytes()
-        if not content.endswith(b"\n"):
-            os.truncate(journal, content.rfind(b"\n") + 1)
+def _run_trial(
+    search: Search, combination: Combination, root: Path, ended: Mapping[Combination, Trial], watch: Watch
+) -> Trial:
+    config = search.configs[combination]
+    folder = RunFolder(run_folder(config, root))
+    curve = _accuracies(folder.read_history())
+    complete = [trial.curve for trial in ended.values() if trial.state == "complete"]
+
+    def stop_if_behind(now: Progress) -> None:
+        curve.update(_accuracies([now.record]))
+        # Stopping after the last round would save nothing.
+        judged = "test_accuracy" in now.record and now.round < config.training.rounds
+        if judged and search.falls_behind(curve, now.round, complete):
+            reason = f"round {now.round}: below the median of the other trials"
+            # Noted while the run still holds its lock.
+            folder.note_stop(reason, now.round, curve[now.round])
+            raise _FellBehind(reason)
+
+    # In both cases the folder says what happened.
+    with contextlib.suppress(DivergedError, _FellBehind):
+        config.run(config.make_federation(), folder.path, [watch(combination, len(ended)), stop_if_behind])
+    trial = search.read_trial(combination, root)
+    assert trial is not None, f"{folder.path}: the run returned without having ended"
+    return trial
 
 
-def _values(trial: Any, plan: Plan) -> tuple[str, ...] | None:
-    """A trial's combination; None if it was killed before it had one."""
-    chosen = trial.system_attrs.get("fixed_params") or trial.params
-    return tuple(chosen[key] for key in plan.grid) if set(chosen) == set(plan.grid) else None
+def _propose(search: Search, ended: Mapping[Combination, Trial], wanted: int) -> Combination:
+    """TPE's choice among the combinations not yet tried.
 
+    It depends on the seed and the ended trials alone, so tuning that was interrupted tries the same
+    combinations as tuning that was not.
+    """
+    import optuna  # noqa: PLC0415  (an extra)
 
-def _ended(study: Any, plan: Plan) -> dict[tuple[str, ...], Any]:
-    """The trials that need not be run again, by their values."""
-    ended = {}
-    for trial in study.get_trials(deepcopy=False):
-        values = _values(trial, plan)
-        done = trial.state.name in {"COMPLETE", "PRUNED"} or "diverged" in trial.user_attrs
-        if values is not None and done:
-            ended[values] = trial
-    return ended
-
-
-def _queue_unfinished(optuna: Any, study: Any, plan: Plan) -> None:
-    """Trials that were interrupted are closed and come first."""
-    states, ended = optuna.trial.TrialState, _ended(study, plan)
-    everything = study.get_trials(deepcopy=False)
-    queued = {_values(trial, plan) for trial in everything if trial.state == states.WAITING}
-    for trial in everything:
-        values = _values(trial, plan)
-        if trial.state == states.RUNNING:
-            study.tell(trial.number, state=states.FAIL)
-        elif trial.state != states.FAIL:
-            continue
-        if values is None or values in ended or values in queued:
-            continue
-        queued.add(values)
-        place = {
-            key: trial.system_attrs[key] for key in ("grid_id", "search_space") if key in trial.system_attrs
-        }
-        chosen = dict(zip(plan.grid, values, strict=True))
-        study.add_trial(
-            optuna.trial.create_trial(state=states.WAITING, system_attrs={**place, "fixed_params": chosen})
+    seed = next(iter(search.configs.values())).training.seed
+    sampler = optuna.samplers.TPESampler(
+        seed=random.key(seed, "tune", len(ended)) % 2**32, n_startup_trials=min(10, max(2, wanted // 3))
+    )
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # no line in the progress bar for every study
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    optuna.logging.set_verbosity(verbosity)
+    choices: dict[str, optuna.distributions.BaseDistribution] = {
+        key: optuna.distributions.CategoricalDistribution([f"{key}={value}" for value in values])
+        for key, values in search.grid.items()
+    }
+    complete, pruned = optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED
+    study.add_trials(
+        optuna.trial.create_trial(
+            # Optuna would ignore failed trials; one that was pruned without a value counts as the worst.
+            state=pruned if trial.value is None or trial.state != "complete" else complete,
+            value=trial.value,
+            params=dict(zip(search.grid, trial.assignments, strict=True)),
+            distributions=choices,
+            intermediate_values={} if trial.value is None else dict(trial.curve),
         )
-
-
-def _sampler(optuna: Any, study: Any, plan: Plan, wanted: int) -> Any:
-    # GridSampler knows only trials of its own, and takes one that was killed at once for done. After such
-    # trials the rest is found by its values.
-    foreign = any(
-        "grid_id" not in trial.system_attrs or _values(trial, plan) is None
-        for trial in study.get_trials(deepcopy=False)
+        for combination in search.configs
+        if (trial := ended.get(combination))
     )
-    if wanted == len(plan.configs) and not foreign:
-        space = {key: list(values) for key, values in plan.grid.items()}
-        return optuna.samplers.GridSampler(space, seed=plan.seed)
-    return _unseen_sampler(plan, wanted)
+    # A proposal stays in the study as a running trial, which TPE takes for a bad one: the next one differs.
+    for _ in range(PROPOSALS):
+        proposed = study.ask(choices).params
+        combination = tuple(proposed[key] for key in search.grid)
+        if combination not in ended:
+            return combination
+    untried = [combination for combination in search.configs if combination not in ended]
+    return untried[random.key(seed, "untried", len(ended)) % len(untried)]
 
 
-def _unseen_sampler(plan: Plan, wanted: int) -> Any:
-    """TPE that never proposes a combination twice."""
-    from optuna.distributions import BaseDistribution, CategoricalDistribution  # noqa: PLC0415
-    from optuna.samplers import TPESampler  # noqa: PLC0415
-
-    class UnseenSampler(TPESampler):
-        def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, BaseDistribution]:
-            return {key: CategoricalDistribution(tuple(values)) for key, values in plan.grid.items()}
-
-        def sample_relative(
-            self, study: Any, trial: Any, search_space: dict[str, BaseDistribution]
-        ) -> dict[str, Any]:
-            others = [each for each in study.get_trials(deepcopy=False) if each.number != trial.number]
-            seen = {_values(each, plan) for each in others}
-            unseen = [values for values in plan.configs if values not in seen]
-            if not unseen:
-                return {}
-            for _ in range(10):
-                proposed = super().sample_relative(study, trial, search_space)
-                if proposed and tuple(proposed[key] for key in plan.grid) in unseen:
-                    return proposed
-            # At first there is nothing to go by, and at last TPE insists on what it has seen.
-            chosen = random.Random(f"{plan.seed} {len(others)}").choice(unseen)
-            return dict(zip(plan.grid, chosen, strict=True))
-
-    return UnseenSampler(seed=plan.seed, n_startup_trials=min(10, max(2, wanted // 3)), constant_liar=False)
-
-
-def _objective(optuna: Any, study: Any, trial: Any, plan: Plan, root: Path, watch: Watch) -> float:
-    values = tuple(trial.suggest_categorical(key, list(known)) for key, known in plan.grid.items())
-    config = plan.configs[values]
-    folder = run_folder(config, root)
-    accuracies: dict[int, float] = {}
-
-    def report(record: Mapping[str, Any]) -> bool:
-        """Whether the round was evaluated and had not been reported before."""
-        number = record["round"]
-        if "test_accuracy" not in record or number in accuracies:
-            return False
-        accuracies[number] = record["test_accuracy"]
-        trial.report(accuracies[number], number)
-        return True
-
-    def judge(now: Progress) -> None:
-        # A run that is through its last round has nothing left to save.
-        if report(now.record) and now.round < config.training.rounds and trial.should_prune():
-            raise _FellBehind(f"round {now.round}: below the median of the other trials")
-
-    # What an interrupted trial, or any other run of the same config, has already done.
-    for record in RunFolder(folder).read_history():
-        report(record)
-    if not is_complete(config, folder):
-        callback = watch(plan.assignments(values), len(_ended(study, plan)))
-        try:
-            config.run(config.make_federation(), folder, [callback, judge])
-        except _FellBehind:
-            raise optuna.TrialPruned from None
-        except DivergedError as error:
-            trial.set_user_attr("diverged", str(error))
-            raise
-    return plan.score([accuracies[number] for number in sorted(accuracies)])
-
-
-def _outcome(values: tuple[str, ...], trial: Any, plan: Plan, root: Path) -> Trial:
-    folder = run_folder(plan.configs[values], root)
-    seen = trial.intermediate_values
-    reported = [seen[number] for number in sorted(seen)]
-    rounds = max(seen, default=0)
-    if "diverged" in trial.user_attrs:
-        return Trial(plan.assignments(values), "diverged", None, rounds, folder, trial.user_attrs["diverged"])
-    complete = trial.state.name == "COMPLETE"
-    return Trial(
-        assignments=plan.assignments(values),
-        state="complete" if complete else "stopped early",
-        value=trial.value if complete else plan.score(reported),
-        rounds=rounds,
-        folder=folder,
-    )
+def _accuracies(history: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+    return {record["round"]: record["test_accuracy"] for record in history if "test_accuracy" in record}

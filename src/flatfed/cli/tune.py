@@ -1,4 +1,4 @@
-"""Searching settings: sweep."""
+"""The command `flatfed tune`."""
 
 from __future__ import annotations
 
@@ -29,76 +29,73 @@ from flatfed.cli.terminal import (
 from flatfed.core.errors import DivergedError, FlatfedError
 from flatfed.papers import tables
 from flatfed.papers.reproduce import chosen_cells
-from flatfed.runs.tune import Plan, Trial, parse_grid
-from flatfed.runs.tune import sweep as run_trials
+from flatfed.runs.tune import Search, Trial, parse_grid
+from flatfed.runs.tune import tune as run_trials
 from flatfed.training.config import Config
 from flatfed.training.loop import Callback
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is swept: a config, and the command that runs it with the settings that come after."""
+    """A config to tune, and the command that runs it, to which settings can be appended."""
 
     label: str
     config: Mapping[str, Any]
-    again: str
+    command: str
 
 
 @command
-def sweep(
+def tune(
     config: Annotated[Path, typer.Argument(help="A TOML file, or a paper's table, e.g. fedsagd/table2.")],
     grid: Annotated[
         list[str], typer.Option("--grid", metavar="KEY=V,V,…", help="e.g. training.lr=0.01,0.1. Repeatable.")
     ],
     trials: Annotated[
-        int | None, typer.Option(min=1, help="Try only this many combinations, chosen by TPE.")
+        int | None, typer.Option(min=1, help="Try only this many combinations, chosen by TPE (needs optuna).")
     ] = None,
     metric: Annotated[
         str, typer.Option(help="final or best: accuracy of the last or the best round.")
     ] = "final",
     seed: Annotated[int | None, typer.Option(min=0, help="Seed, instead of the config's.")] = None,
-    study: Annotated[
-        str | None, typer.Option(help="The sweep's name; from config and grid if not given.")
-    ] = None,
     methods: Methods = None,
     only: Only = None,
     assignments: Assignments = None,
     runs: Root = RUNS,
 ) -> None:
-    """Try a grid of settings, stopping runs that fall behind, and print the best (needs optuna).
+    """Try a grid of settings, stopping runs that fall behind, and print the best.
 
-    For a paper's table, every cell that --methods and --only choose is swept by itself.
+    For a paper's table, every cell that --methods and --only choose is tuned by itself.
     """
     subjects = _subjects(config, methods or [], only, assignments or [], seed)
-    if study and len(subjects) > 1:
-        raise FlatfedError(f"study = {study!r}: names one sweep, not {len(subjects)}; choose one method")
     values = parse_grid(grid)
-    plans = [Plan.checked(subject.config, values, metric, seed) for subject in subjects]
-    stem = config.as_posix().replace("/", "-") if config.as_posix() in tables() else config.stem
-    names = [study or f"{stem}-{plan.digest}" for plan in plans]
-    everything = []
+    searches = [Search.checked(subject.config, values, metric, seed) for subject in subjects]
+    results = []
     with round_progress() as progress:
-        counts = [plan.rounds * min(trials or len(plan.configs), len(plan.configs)) for plan in plans]
-        task = progress.add_task("all trials", total=sum(counts), note="", unit="rounds")
-        for number, (subject, plan) in enumerate(zip(subjects, plans, strict=True)):
-            watch = partial(_watch, progress, task, subject.label, sum(counts[:number]), plan.rounds)
-            everything.append(run_trials(plan, names[number], runs, trials, watch))
-        progress.update(task, completed=sum(counts), note="")
-    for subject, plan, found in zip(subjects, plans, everything, strict=True):
-        _print_trials(found, plan, subject.label)
-    _print_best(subjects, everything)
-    console.print(
-        f"{'Sweep' if len(names) == 1 else 'Sweeps'} {', '.join(names)} in {runs}; the same command goes on "
-        "with what is missing.",
-        highlight=False,
-    )
+        rounds = [
+            search.rounds * min(trials or len(search.configs), len(search.configs)) for search in searches
+        ]
+        task = progress.add_task("all trials", total=sum(rounds), note="", unit="rounds")
+        for number, (subject, search) in enumerate(zip(subjects, searches, strict=True)):
+            watch = partial(_watch, progress, task, subject.label, sum(rounds[:number]), search.rounds)
+            results.append(run_trials(search, runs, trials, watch))
+        progress.update(task, completed=sum(rounds), note="")
+    for subject, search, ended in zip(subjects, searches, results, strict=True):
+        _print_trials(ended, search, subject.label)
+    _print_best(subjects, results)
+    console.print(f"Run folders are in {runs}; the same command runs what is missing.", highlight=False)
 
 
 def _watch(
-    progress: Progress, task: TaskID, label: str, before: int, rounds: int, assigned: Sequence[str], done: int
+    progress: Progress,
+    task: TaskID,
+    label: str,
+    before: int,
+    rounds: int,
+    assigned: Sequence[str],
+    ended: int,
 ) -> Callback:
-    """What to call after a trial's rounds, `before` being the rounds of all sweeps before this one."""
-    return Watcher(progress, task, f"{label} {' '.join(assigned)}: ", before + done * rounds)
+    """A trial's progress callback; `before` is the number of rounds of all earlier subjects."""
+    return Watcher(progress, task, f"{label} {' '.join(assigned)}: ", before + ended * rounds)
 
 
 def _subjects(
@@ -124,30 +121,29 @@ def _subjects(
 
 
 def _set_options(assignments: Sequence[str]) -> str:
-    return "".join(f" --set {shlex.quote(each)}" for each in assignments)
+    return "".join(f" --set {shlex.quote(assignment)}" for assignment in assignments)
 
 
-def _print_trials(found: Sequence[Trial], plan: Plan, title: str) -> None:
-    for trial in found:
+def _print_trials(trials: Sequence[Trial], search: Search, title: str) -> None:
+    table = Table(title=title, title_justify="left")
+    for header in (*search.grid, f"accuracy %\n({search.metric})", "rounds", "state", "run folder"):
+        table.add_column(header, justify="left" if header in {"state", "run folder"} else "right")
+    for trial in trials:
         if trial.state == "diverged":
             complain.print(
                 f"[yellow]diverged:[/] {escape(' '.join(trial.assignments))}: {escape(trial.note)}"
             )
-    table = Table(title=title, title_justify="left")
-    for header in (*plan.grid, f"accuracy %\n({plan.metric})", "rounds", "state", "run folder"):
-        table.add_column(header, justify="left" if header in {"state", "run folder"} else "right")
-    for trial in found:
         value = "–" if trial.value is None else f"{100 * trial.value:.2f}"
-        values = [assigned.partition("=")[2] for assigned in trial.assignments]
+        values = [assignment.partition("=")[2] for assignment in trial.assignments]
         table.add_row(*values, value, str(trial.rounds), trial.state, trial.folder.name)
     console.print(table)
 
 
-def _print_best(subjects: Sequence[Subject], everything: Sequence[Sequence[Trial]]) -> None:
+def _print_best(subjects: Sequence[Subject], results: Sequence[Sequence[Trial]]) -> None:
     lines = [
-        subject.again + _set_options(found[0].assignments)
-        for subject, found in zip(subjects, everything, strict=True)
-        if found and found[0].state == "complete"
+        subject.command + _set_options(trials[0].assignments)
+        for subject, trials in zip(subjects, results, strict=True)
+        if trials and trials[0].state == "complete"
     ]
     if not lines:
         raise DivergedError(

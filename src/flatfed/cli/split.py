@@ -1,0 +1,69 @@
+"""The command `flatfed split`."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from flatfed.cli.terminal import app, command_of, console
+from flatfed.data.partition import PARTITIONS, class_counts, summary
+from flatfed.report.split import check_output, describe, terminal_picture, write_picture
+from flatfed.training.config import Config, with_assignments
+
+command = command_of(app, "nothing was changed")
+
+
+@command
+def split(
+    dataset: Annotated[str, typer.Option(help="A data set; see flatfed data list.")] = "digits",
+    clients: Annotated[int, typer.Option(help="Among how many clients.")] = 100,
+    partition: Annotated[str, typer.Option(help="How they are divided.")] = "dirichlet_client",
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="An option of the partition, e.g. concentration=0.1, or of the data set, e.g. "
+            "data.options.split=byclass. Repeatable.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="The same seed in a run gives the same split.")] = 0,
+    output: Annotated[Path | None, typer.Option(help="Also write the picture, as .svg or .html.")] = None,
+) -> None:
+    """Show which client holds how many samples of which class."""
+    if output is not None:
+        check_output(output)
+    values: dict[str, Any] = {
+        "data": {"dataset": dataset, "clients": clients},
+        "partition": {"name": partition},
+        "training": {"rounds": 1, "seed": seed},
+    }
+    if "concentration" in inspect.signature(PARTITIONS.get(partition, object)).parameters:
+        values["partition"]["concentration"] = 0.1
+    # A key without dots is an option of the partition, one with dots a setting of the config.
+    changes = [
+        assignment if "." in assignment.partition("=")[0] else f"partition.{assignment}"
+        for assignment in assignments or []
+    ]
+    config = Config.checked(with_assignments(values, changes))
+    federation = config.make_federation()
+    rows = [federation.rows(client).numpy() for client in range(len(federation))]
+    labels = federation.targets.numpy()
+    counts, numbers = class_counts(rows, labels, federation.classes or 1), summary(rows, labels)
+    options = ", ".join(f"{key} = {value}" for key, value in config.partition.items() if key != "name")
+    title = ", ".join(filter(None, [f"{dataset} over {clients} clients", config.partition["name"], options]))
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for label, number in describe(numbers):
+        table.add_row(f"[bold]{label}", number)
+    console.print(f"[bold]{escape(title)}", highlight=False)
+    console.print(table)
+    coloured = console.color_system is not None and not console.no_color
+    console.print(terminal_picture(counts, min(console.width, 140), coloured))
+    if output is not None:
+        write_picture(output, counts, f"{title}, seed {seed}", numbers)
+        console.print(f"picture: {output}", highlight=False)
