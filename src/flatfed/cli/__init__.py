@@ -1,23 +1,14 @@
-"""The command line. Importing a module registers its commands with the one application."""
+"""The command line. Every module of this folder registers its command with the one application."""
 
-from flatfed.cli import bench, data, diagnose, flower, list, papers, report, show, split, training, tune
+import importlib
+import pkgutil
+
 from flatfed.cli.terminal import app
 
-__all__ = [
-    "app",
-    "bench",
-    "data",
-    "diagnose",
-    "flower",
-    "list",
-    "main",
-    "papers",
-    "report",
-    "show",
-    "split",
-    "training",
-    "tune",
-]
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
+
+__all__ = ["app", "main"]
 
 
 def main() -> None:

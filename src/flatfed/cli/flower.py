@@ -34,8 +34,8 @@ def new(folder: Annotated[Path, typer.Argument(help="The folder to make; its nam
         # Flower puts the app's folder first in the path: its package would hide the other one.
         raise FlatfedError(f"folder = {name!r}: there is a Python package {package}; choose another name")
     (folder / package).mkdir(parents=True)
-    # Found by its path, because importing the engine would need Flower.
-    for file in (resources.files("flatfed") / "engines" / "flower" / "template").iterdir():
+    # Located by its path, because importing the package would need Flower.
+    for file in (resources.files("flatfed") / "deployment" / "template").iterdir():
         if not file.is_file():
             continue
         beside = file.name in {"pyproject.toml", "README.md"}

@@ -16,8 +16,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from flatfed.core.context import TaskStep
 from flatfed.core.errors import DivergedError, FlatfedError, FlatfedWarning
-from flatfed.core.part import Work
+from flatfed.training.callbacks import TensorBoard
 from flatfed.training.loop import Callback
 from flatfed.training.loop import Progress as RoundProgress
 
@@ -42,6 +43,14 @@ Methods = Annotated[
     typer.Option("--methods", help="Only this method, as the paper calls it. Repeatable."),
 ]
 Only = Annotated[str | None, typer.Option(help="Only parts whose title contains this, e.g. EMNIST-L.")]
+RayAddress = Annotated[
+    str | None,
+    typer.Option("--ray-address", help="Train on this Ray cluster; auto finds one, local starts one here."),
+]
+Tracking = Annotated[
+    Path | None,
+    typer.Option("--tensorboard", metavar="FOLDER", help="Also write curves for TensorBoard there."),
+]
 Root = Annotated[Path, typer.Option("--runs", help="Where run folders live.")]
 RUNS = Path("runs")
 
@@ -63,7 +72,7 @@ def command_of(group: typer.Typer, kept: str) -> Callable[[Command[Arguments]], 
             except FlatfedError as error:
                 _stop(2, str(error))
             except BrokenPipeError:
-                # The reader has gone (`flatfed list | head`); there is nobody left to tell.
+                # The reader has gone (`flatfed list | head`).
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 raise typer.Exit(0) from None
             except OSError as error:
@@ -128,7 +137,7 @@ def round_progress() -> Iterator[Progress]:
 
 
 class Watcher:
-    """A run's callback that moves a bar with its rounds, and shows the server's own work as another bar.
+    """A run's callback that moves a bar with its rounds, and shows the server's own tasks as another bar.
 
     `before` is where the bar stands when the run is at round 0; None moves it on from where it is. `also` are
     other callbacks of the run.
@@ -143,30 +152,40 @@ class Watcher:
         also: Sequence[Callback] = (),
     ) -> None:
         self.progress, self.task, self.prefix, self.before, self.also = progress, task, prefix, before, also
-        self._own_work: TaskID | None = None
+        self._server_task: TaskID | None = None
 
     def __call__(self, now: RoundProgress) -> None:
         for callback in self.also:
             callback(now)
-        if self._own_work is not None:
-            self.progress.remove_task(self._own_work)
-            self._own_work = None
+        if self._server_task is not None:
+            self.progress.remove_task(self._server_task)
+            self._server_task = None
         note = self.prefix + describe_round(now.record)
         if self.before is None:
             self.progress.update(self.task, advance=1, note=note)
         else:
             self.progress.update(self.task, completed=self.before + now.round, note=note)
 
-    def work(self, work: Work) -> None:
-        if work.total == 1:
+    def task_step(self, step: TaskStep) -> None:
+        if step.total == 1:
             return
-        if self._own_work is None:
-            self._own_work = self.progress.add_task("server", total=work.total, note="", unit="iterations")
-        loss = f"matching loss {work.record['matching_loss']:.3f}" if "matching_loss" in work.record else ""
-        self.progress.update(self._own_work, completed=work.done, note=loss)
+        if self._server_task is None:
+            self._server_task = self.progress.add_task("server", total=step.total, note="", unit="iterations")
+        loss = f"matching loss {step.record['matching_loss']:.3f}" if "matching_loss" in step.record else ""
+        self.progress.update(self._server_task, completed=step.done, note=loss)
+
+
+def on_ray(address: str | None) -> list[str]:
+    """The assignments that move a training to a Ray cluster."""
+    return [] if address is None else ["execution.engine=ray", f"execution.ray_address={address}"]
+
+
+def trackers(tensorboard: Path | None, folder: Path) -> list[Callback]:
+    """Curves of several runs lie beside each other, under the names of their run folders."""
+    return [TensorBoard(tensorboard / folder.name)] if tensorboard is not None else []
 
 
 def describe_round(record: Mapping[str, Any]) -> str:
     """A round in a few words."""
-    found = f"accuracy {record['test_accuracy']:.1%}" if "test_accuracy" in record else ""
-    return f"loss {record['train_loss']:.3f} {found}"
+    accuracy = f"accuracy {record['test_accuracy']:.1%}" if "test_accuracy" in record else ""
+    return f"loss {record['train_loss']:.3f} {accuracy}"

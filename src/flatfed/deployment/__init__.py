@@ -1,8 +1,8 @@
 """The Flower engine: the same algorithms between organisations, each training on its own machine.
 
-    task = Task.read(Path(__file__).with_name("federation.toml"))
-    client = client_app(task, load)       # load(context) -> (inputs, targets) of this site
-    server = server_app(task)
+    spec = FederationSpec.read(Path(__file__).with_name("federation.toml"))
+    client = client_app(spec, load)       # load(context) -> (inputs, targets) of this site
+    server = server_app(spec)
 
 A round is that of the other engines: the server broadcasts what the algorithm's parts declare, sites train by
 `Worker.train_client`, their uploads travel as the bytes of the algorithm's compressor, and the server adds
@@ -19,6 +19,6 @@ except ImportError:
 
 from flatfed.deployment.client import client_app
 from flatfed.deployment.server import server_app
-from flatfed.deployment.task import FederationSettings, Task
+from flatfed.deployment.spec import FederationSettings, FederationSpec
 
-__all__ = ["FederationSettings", "Task", "client_app", "server_app"]
+__all__ = ["FederationSettings", "FederationSpec", "client_app", "server_app"]

@@ -13,20 +13,20 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from flatfed.core.errors import DivergedError, FlatfedError
-from flatfed.core.flat import apply_buffer_change, no_longer_finite
-from flatfed.core.rounds import send
+from flatfed.core.flat import apply_buffer_change, buffers_of, no_longer_finite
+from flatfed.core.rounds import Broadcast, encode_uploads
 from flatfed.core.state import State, initial_state
 from flatfed.data.federation import LoadedFederation, Samples
-from flatfed.deployment.site_store import Shelf
-from flatfed.deployment.task import Task
+from flatfed.deployment.site_store import SiteStore
+from flatfed.deployment.spec import FederationSpec
 from flatfed.deployment.wire import (
     DIVERGED,
     LARGEST,
     REFUSED,
-    Description,
-    Evaluation,
-    Order,
-    Upload,
+    EvaluateReply,
+    Request,
+    SiteDescription,
+    TrainReply,
     array_record,
     broadcast_shapes,
     content,
@@ -37,8 +37,10 @@ from flatfed.deployment.wire import (
     shapes,
     unpack,
 )
-from flatfed.engines.local import LocalEngine
-from flatfed.engines.worker import Trained, no_unexpected_draws
+from flatfed.engines.planning import make_plan
+from flatfed.engines.threads import WorkerThreads, single_threaded
+from flatfed.engines.worker import Evaluator, Snapshot, TrainedClient, Worker, no_unexpected_draws
+from flatfed.training.evaluation import evaluate_clients
 
 STATE = "flatfed-state"
 
@@ -48,7 +50,7 @@ Load = Callable[[Context], Samples]
 LoadTest = Callable[[Context], Samples | None]
 
 
-def client_app(task: Task, load: Load, load_test: LoadTest | None = None) -> ClientApp:
+def client_app(spec: FederationSpec, load: Load, load_test: LoadTest | None = None) -> ClientApp:
     """A Flower ClientApp that takes part in any of flatfed's algorithms.
 
     `load(context)` returns this site's (inputs, targets) and `load_test(context)` test samples of its own, or
@@ -61,20 +63,20 @@ def client_app(task: Task, load: Load, load_test: LoadTest | None = None) -> Cli
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
-        return _answered(message, lambda: _describe(task, load, context))
+        return _reply(message, lambda: _describe(spec, load, context))
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        return _answered(message, lambda: _Site(task, load, load_test, message.content, context).train())
+        return _reply(message, lambda: _Site(spec, load, load_test, message.content, context).train())
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        return _answered(message, lambda: _Site(task, load, load_test, message.content, context).evaluate())
+        return _reply(message, lambda: _Site(spec, load, load_test, message.content, context).evaluate())
 
     return app
 
 
-def _answered(message: Message, work: Callable[[], RecordDict]) -> Message:
+def _reply(message: Message, work: Callable[[], RecordDict]) -> Message:
     """A reply with what the work gives, or with the one line that says why not."""
     try:
         return Message(work(), reply_to=message)
@@ -84,12 +86,12 @@ def _answered(message: Message, work: Callable[[], RecordDict]) -> Message:
         return Message(Error(code, str(error)), reply_to=message)
 
 
-def _describe(task: Task, load: Load, context: Context) -> RecordDict:
-    data = _federation(task, load, None, context).client(0)
+def _describe(spec: FederationSpec, load: Load, context: Context) -> RecordDict:
+    data = _federation(spec, load, None, context).client(0)
     inputs, targets = data.batch(torch.arange(1))
-    seen = task.transform.evaluate(inputs)
+    seen = spec.transform.evaluate(inputs)
     return content(
-        Description(
+        SiteDescription(
             name=str(context.node_config.get("name", "")),
             samples=len(data),
             input_shape=tuple(seen.shape[1:]),
@@ -100,116 +102,128 @@ def _describe(task: Task, load: Load, context: Context) -> RecordDict:
     )
 
 
-def _federation(task: Task, load: Load, load_test: LoadTest | None, context: Context) -> LoadedFederation:
+def _federation(
+    spec: FederationSpec, load: Load, load_test: LoadTest | None, context: Context
+) -> LoadedFederation:
     """This site as a federation in which every client is itself."""
     samples = load(context)
     tests = load_test and load_test(context)
     federation = LoadedFederation(1, lambda _: samples, None, None if tests is None else lambda _: tests)
-    federation.transform = task.transform
+    federation.transform = spec.transform
     return federation
 
 
 class _Site:
-    """One message's order, and the engine that carries it out."""
+    """One message's request, and what it takes to carry it out."""
 
     def __init__(
-        self, task: Task, load: Load, load_test: LoadTest | None, asked: RecordDict, context: Context
+        self,
+        spec: FederationSpec,
+        load: Load,
+        load_test: LoadTest | None,
+        message: RecordDict,
+        context: Context,
     ) -> None:
-        self.order = read_header(Order, asked)
-        model = task.model()
-        if self.order.task != task.digest(model):
+        self.request, self.message = read_header(Request, message), message
+        self.model = spec.model()
+        if self.request.spec != spec.digest(self.model):
             raise FlatfedError(
-                "task: this site's app has another model, algorithm or settings than the server's"
+                "spec: this site's app has another model, algorithm or settings than the server's"
             )
-        self.asked = asked
-        settings = task.engine_settings(
-            workers=1, device=str(context.node_config.get("device", task.settings.device))
-        )
-        self.engine = LocalEngine(
-            model,
-            _federation(task, load, load_test, context),
-            task.algorithm,
-            task.loss,
-            settings,
-            task.chosen_metrics,
-        )
-        torch.set_num_threads(int(context.node_config.get("threads", 1)))
+        self.federation = _federation(spec, load, load_test, context)
+        device = str(context.node_config.get("device", spec.execution.device))
+        with single_threaded():
+            self.plan = make_plan(
+                self.model,
+                self.federation,
+                spec.algorithm,
+                spec.loss,
+                spec.used_metrics,
+                spec.site_training,
+                device,
+            )
+        self.threads = int(context.node_config.get("threads", 1))
         root = Path(str(context.node_config.get("state", STATE)))
-        self.shelf = Shelf(root, self.order.run, self.order.client)
+        self.store = SiteStore(root, self.request.run, self.request.client)
 
     def train(self) -> RecordDict:
-        engine, order = self.engine, self.order
-        plan, number = engine.plan, order.client
-        try:
-            received, buffers = self._received(), self._buffers()
-            fresh = initial_state(plan.algorithm.client_vectors, plan.dimensions, received["model"])
-            state = self.shelf.take(order.merged, order.round, fresh) if fresh else None
-            state = fresh if state is None else state
-            with engine.worker() as worker, no_unexpected_draws(plan):
-                trained = worker.train_client(number, received, buffers, state, order.round)
-            self._check_finite(trained, buffers)
-            sent = send(plan.algorithm, trained.result.upload, state, plan.settings.seed, order.round, number)
-            if fresh:
-                self.shelf.put(order.round, trained.result.client | sent.memory)
-        finally:
-            engine.close()
-        header = Upload(
-            run=order.run,
-            client=number,
-            round=order.round,
+        plan, request = self.plan, self.request
+        broadcast = Broadcast(self._received(), self._buffers())
+        fresh = initial_state(plan.algorithm.client_vectors, plan.dimensions, broadcast.vectors["model"])
+        state = self.store.read_state(request.merged, request.round, fresh) if fresh else None
+        state = fresh if state is None else state
+        worker = Worker(plan, self.model, self.federation.to(plan.device))
+        with single_threaded(), no_unexpected_draws(plan):
+            torch.set_num_threads(self.threads)
+            trained = worker.train_client(request.client, broadcast, state, request.round)
+        self._check_finite(trained, broadcast.buffers)
+        encoded = encode_uploads(
+            plan.algorithm, trained.result.upload, state, plan.training.seed, request.round, request.client
+        )
+        if fresh:
+            self.store.write_state(request.round, trained.result.client | encoded.memory)
+        header = TrainReply(
+            run=request.run,
+            client=request.client,
+            round=request.round,
             samples=trained.samples,
             loss=trained.loss,
             drift=float(trained.result.drift.mean()),
-            evaluations=trained.evaluations,
-            kept=tuple(filter(None, order.kept.values())),
+            squared_displacement=float(trained.result.drift[-1]),
+            gradient_evaluations=trained.gradient_evaluations,
+            kept=tuple(filter(None, request.kept.values())),
         )
-        return content(header, vectors=pack_payloads(sent.payloads), buffers=pack(trained.buffers))
+        return content(header, vectors=pack_payloads(encoded.payloads), buffers=pack(trained.buffers))
 
-    def _check_finite(self, trained: Trained, buffers: State) -> None:
-        """Divergence is told as such, before the server would refuse the numbers as forged."""
+    def _check_finite(self, trained: TrainedClient, buffers: State) -> None:
+        """Divergence is reported as such, before the server would refuse the numbers as forged."""
         reached = {
-            f"upload {name!r}": float(value.abs().max()) for name, value in trained.result.upload.items()
+            f"upload {key!r}": float(value.abs().max()) for key, value in trained.result.upload.items()
         }
         reached |= {"loss": abs(trained.loss), "drift": float(trained.result.drift.mean())}
-        spoilt = no_longer_finite(buffers, apply_buffer_change(buffers, trained.buffers))
-        if spoilt is not None:
-            reached[f"buffer {spoilt!r}"] = math.inf
+        diverged = no_longer_finite(buffers, apply_buffer_change(buffers, trained.buffers))
+        if diverged is not None:
+            reached[f"buffer {diverged!r}"] = math.inf
         for name, number in reached.items():
-            if not number <= LARGEST:  # So that NaN is caught, too.
-                raise DivergedError(f"round {self.order.round + 1}: the {name} reaches {number:g}; lower lr")
+            if not number <= LARGEST:  # so that NaN is caught, too
+                raise DivergedError(
+                    f"round {self.request.round + 1}: the {name} reaches {number:g}; lower lr"
+                )
 
     def evaluate(self) -> RecordDict:
-        plan = self.engine.plan
+        plan, request = self.plan, self.request
+        vectors = array_record(self.message, "vectors")
+        expected = {"model": ((plan.layout.size,), plan.layout.dtype)}
+        snapshot = Snapshot(unpack(vectors, expected)["model"].to(plan.device), self._buffers())
+        threads = WorkerThreads([Evaluator(plan, self.model, self.federation.transform)])
         try:
-            vectors = array_record(self.asked, "vectors")
-            expected = {"model": ((plan.layout.size,), plan.layout.dtype)}
-            model = unpack(vectors, expected)["model"].to(plan.device)
-            (found,) = self.engine.evaluate_clients(model, self._buffers(), [self.order.client])
+            torch.set_num_threads(self.threads)
+            (metrics,) = evaluate_clients(threads.evaluate, self.federation, snapshot, [0])
         finally:
-            self.engine.close()
-        order = self.order
-        return content(Evaluation(run=order.run, client=order.client, round=order.round, found=found))
+            threads.close()
+        header = EvaluateReply(run=request.run, client=request.client, round=request.round, metrics=metrics)
+        return content(header)
 
     def _received(self) -> dict[str, Tensor]:
         """The broadcast; vectors that are sent once may be on this site's disk, or not made yet."""
-        plan = self.engine.plan
-        found, kept = array_record(self.asked, "vectors"), self.order.kept
+        plan = self.plan
+        arrays, kept = array_record(self.message, "vectors"), self.request.kept
         expected = broadcast_shapes(plan.algorithm, plan.dimensions, plan.layout.dtype)
-        declared = {each.name: each for each in plan.algorithm.server_vectors if each.sent_once}
-        once = [name for name in expected if name in declared]
+        declared = {vector.name: vector for vector in plan.algorithm.server_vectors if vector.sent_once}
+        once = [key for key in expected if key in declared]
         if set(kept) != set(once):
             raise FlatfedError("message: it does not say which vectors this site should have")
-        absent = {name for name in once if name not in found}
-        arrived = unpack(found, {name: each for name, each in expected.items() if name not in absent})
-        for name in absent:
-            initial = initial_state([declared[name]], plan.dimensions, arrived["model"])[name]
-            arrived[name] = self.shelf.kept(name, kept[name], initial) if kept[name] else initial
-        for name in once:
-            if name in found:
-                self.shelf.keep(name, arrived[name])
-        return {name: arrived[name].to(plan.device) for name in expected}
+        absent = {key for key in once if key not in arrays}
+        received = unpack(arrays, {key: shape for key, shape in expected.items() if key not in absent})
+        for key in absent:
+            initial = initial_state([declared[key]], plan.dimensions, received["model"])[key]
+            received[key] = self.store.read_once(key, kept[key], initial) if kept[key] else initial
+        for key in once:
+            if key in arrays:
+                self.store.write_once(key, received[key])
+        return {key: received[key].to(plan.device) for key in expected}
 
     def _buffers(self) -> dict[str, Tensor]:
-        expected = shapes(self.engine.initial_buffers)
-        found = unpack(array_record(self.asked, "buffers"), expected, finite=False)
-        return {name: value.to(self.engine.plan.device) for name, value in found.items()}
+        expected = shapes(buffers_of(self.model))
+        buffers = unpack(array_record(self.message, "buffers"), expected, finite=False)
+        return {name: value.to(self.plan.device) for name, value in buffers.items()}

@@ -1,4 +1,4 @@
-"""Who is there: Flower's nodes by the names of their sites."""
+"""Which sites are connected: Flower's nodes by the names of their sites."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from flatfed.core.errors import FlatfedError
-from flatfed.deployment.wire import Description, read_header
+from flatfed.deployment.wire import SiteDescription, read_header
 
 POLL = 1.0
-"""Seconds between looks for nodes that are not there yet."""
+"""Seconds between looks for nodes that are not connected yet."""
 ERROR_LENGTH = 300
 
 log = logging.getLogger("flwr.flatfed")
@@ -28,11 +28,11 @@ class Failure(NamedTuple):
     """That of its error, if it sent one."""
 
 
-def ask(
+def send_and_wait(
     grid: Grid, kind: str, contents: Mapping[int, RecordDict], timeout: float
 ) -> tuple[dict[int, RecordDict], dict[int, Failure]]:
-    """What nodes answered within the time, and why the others did not, by node."""
-    # A node that comes back much later should not work through what nobody waits for any more.
+    """What nodes answered in time, and why the others did not, by node."""
+    # A node that comes back much later should not work through what is no longer waited for.
     messages = [
         Message(content, node, kind, ttl=timeout + 60.0, group_id=kind) for node, content in contents.items()
     ]
@@ -42,9 +42,9 @@ def ask(
     failures = dict.fromkeys(contents, Failure(f"no answer within {timeout:g} s"))
     replies = list(grid.send_and_receive(messages, timeout=timeout))
     # Errors that the SuperLink reports do not come from the node; only the message they answer tells which.
-    asked = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
+    recipients = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
     for reply in replies:
-        node = asked.get(reply.metadata.reply_to_message_id)
+        node = recipients.get(reply.metadata.reply_to_message_id)
         if node is None:
             log.warning("a reply to a message that was never sent is ignored")
         elif reply.has_error():
@@ -57,15 +57,15 @@ def ask(
 
 
 class Nodes:
-    """The nodes of a grid, what they said about themselves, and which site each of them is."""
+    """The nodes of a grid, what they say about themselves, and which site each of them is."""
 
     def __init__(self, grid: Grid, timeout: float) -> None:
         self.grid, self.timeout = grid, timeout
-        self.descriptions: dict[int, Description] = {}
+        self.descriptions: dict[int, SiteDescription] = {}
         self._silent: set[int] = set()
 
     def online(self, describe_all: bool = False) -> dict[str, int]:
-        """The nodes that are there now, by name.
+        """The nodes that are connected now, by name.
 
         A node's registered name counts; one that has none is asked for the name that its operator gave it. If
         several nodes go by one name, none of them takes part until only one is left; a registered name is not
@@ -84,18 +84,18 @@ class Nodes:
         return trusted | claimed
 
     def wait(self, enough: int, among: Iterable[str]) -> dict[str, int]:
-        """Those of some sites that are there; waits for `enough` of them, but not for ever."""
-        wanted, deadline = set(among), time.monotonic() + self.timeout
-        if not wanted <= self.online().keys():
-            # A site's answer may only have been lost. With nobody missing, strangers are not waited for.
+        """Those of some sites that are connected; waits for `enough` of them, but not for ever."""
+        names, deadline = set(among), time.monotonic() + self.timeout
+        if not names <= self.online().keys():
+            # A site's answer may only have been lost. Unknown nodes are waited for only if one is missing.
             self._silent.clear()
         while True:
-            online = {name: node for name, node in self.online().items() if name in wanted}
+            online = {name: node for name, node in self.online().items() if name in names}
             if len(online) >= enough or time.monotonic() > deadline:
                 return online
             time.sleep(POLL)
 
-    def assemble(self, clients: int | tuple[str, ...], wait: float) -> dict[str, Description]:
+    def assemble(self, clients: int | tuple[str, ...], wait: float) -> dict[str, SiteDescription]:
         """All sites of a federation, sorted by name, with what they say about themselves."""
         deadline = time.monotonic() + wait
         needed = clients if isinstance(clients, int) else len(set(clients))
@@ -106,26 +106,28 @@ class Nodes:
                 name: self.descriptions[node] for name, node in online.items() if node in self.descriptions
             }
             if not isinstance(clients, int):
-                ready = {name: found for name, found in ready.items() if name in clients}
+                ready = {name: description for name, description in ready.items() if name in clients}
             elif len(ready) > clients:
                 raise FlatfedError(
-                    f"clients = {clients}: {len(ready)} sites are there ({', '.join(sorted(ready))}); give "
-                    "their number, or the names of those that belong to the federation"
+                    f"clients = {clients}: {len(ready)} sites are connected ({', '.join(sorted(ready))}); "
+                    "give their number, or the names of those that belong to the federation"
                 )
             if len(ready) == needed:
                 return {name: ready[name] for name in sorted(ready)}
             if time.monotonic() > deadline:
                 raise FlatfedError(
-                    f"clients = {clients}: after {wait:g} s only {len(ready)} sites are there "
+                    f"clients = {clients}: after {wait:g} s only {len(ready)} sites are connected "
                     f"({', '.join(sorted(ready)) or 'none'}); start the others, or change clients or wait"
                 )
             time.sleep(POLL)
 
     def _describe(self, nodes: list[int]) -> None:
-        answers, failures = ask(self.grid, "query", {node: RecordDict() for node in nodes}, self.timeout)
+        answers, failures = send_and_wait(
+            self.grid, "query", {node: RecordDict() for node in nodes}, self.timeout
+        )
         for node, answer in answers.items():
             try:
-                self.descriptions[node] = read_header(Description, answer)
+                self.descriptions[node] = read_header(SiteDescription, answer)
             except FlatfedError as error:
                 failures[node] = Failure(str(error))
         for node, failure in failures.items():
@@ -134,10 +136,10 @@ class Nodes:
 
 
 def _unique(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
-    found: dict[str, list[int]] = {}
+    nodes: dict[str, list[int]] = {}
     for name, node in pairs:
-        found.setdefault(name, []).append(node)
-    for name, several in found.items():
-        if len(several) > 1:
-            log.warning("%d nodes are called %r; none of them takes part", len(several), name)
-    return {name: several[0] for name, several in found.items() if len(several) == 1}
+        nodes.setdefault(name, []).append(node)
+    for name, namesakes in nodes.items():
+        if len(namesakes) > 1:
+            log.warning("%d nodes are called %r; none of them takes part", len(namesakes), name)
+    return {name: namesakes[0] for name, namesakes in nodes.items() if len(namesakes) == 1}

@@ -1,37 +1,39 @@
-"""The server's side: the rounds of every other training, whose cohorts train elsewhere."""
+"""The server's side: an engine whose cohorts train at the sites."""
 
 from __future__ import annotations
 
 import logging
 import math
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from flwr.app import ArrayRecord, Context, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from pydantic import ValidationError, model_validator
-from torch import Tensor, nn
+from torch import nn
 
+from flatfed.core.aggregate import Aggregate
 from flatfed.core.errors import DivergedError, FlatfedError, one_line
 from flatfed.core.flat import apply_buffer_change, no_longer_finite
+from flatfed.core.rounds import Broadcast, reduced_uploads
 from flatfed.core.sampling import local_steps
 from flatfed.core.state import State, Vector, initial_state
-from flatfed.data.federation import ClientData, Federation, Samples
-from flatfed.deployment.nodes import Nodes, ask
-from flatfed.deployment.task import Task
+from flatfed.data.federation import Samples
+from flatfed.deployment.nodes import Nodes, send_and_wait
+from flatfed.deployment.spec import FederationSpec
 from flatfed.deployment.wire import (
     DIVERGED,
     LARGEST,
-    Description,
-    Evaluation,
+    EvaluateReply,
     Header,
-    Order,
+    Request,
     RunName,
     SampleCount,
     Shape,
-    Upload,
+    SiteDescription,
+    TrainReply,
     array_record,
     change_shapes,
     content,
@@ -43,19 +45,23 @@ from flatfed.deployment.wire import (
     unpack,
 )
 from flatfed.engines.client_store import ClientStore
-from flatfed.engines.local import LocalEngine
-from flatfed.engines.sums import Piece, Totals
+from flatfed.engines.planning import Plan, Population, SampleShape, plan_from_shape
+from flatfed.engines.sums import CohortCollector, CohortSums, Piece, rows_of
+from flatfed.engines.threads import WorkerThreads, available_cores
+from flatfed.engines.worker import Evaluator, Snapshot
 from flatfed.runs.folder import read_json
+from flatfed.runs.identity import federation_identity
+from flatfed.runs.train import Run, run_engine
 from flatfed.training.checks import too_short
-from flatfed.training.loop import Callback, Progress, Run, run_engine
+from flatfed.training.loop import Callback, Progress
 
 log = logging.getLogger("flwr.flatfed")
 
 
 def server_app(
-    task: Task, test: Callable[[], Samples] | None = None, callbacks: Sequence[Callback] = ()
+    spec: FederationSpec, test: Callable[[], Samples] | None = None, callbacks: Sequence[Callback] = ()
 ) -> ServerApp:
-    """A Flower ServerApp that runs a task's rounds.
+    """A Flower ServerApp that runs a federation's rounds.
 
     The run's folder is `folder` of the app's run config; a run that is started again with the same folder
     goes on after its last finished round. `test()` returns test data of the server's own, if it has some.
@@ -68,7 +74,7 @@ def server_app(
         try:
             if not isinstance(folder, str) or not folder:
                 raise FlatfedError('folder: missing; add folder = "runs/…" to [tool.flwr.app.config]')
-            serve(task, grid, Path(folder), test and test(), callbacks)
+            serve(spec, grid, Path(folder), test and test(), callbacks)
         except FlatfedError as error:
             log.error("%s", error)
             raise
@@ -77,33 +83,43 @@ def server_app(
 
 
 def serve(
-    task: Task,
+    spec: FederationSpec,
     grid: Grid,
     folder: Path,
     test: Samples | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Run:
     """A whole run over Flower's grid."""
-    federation = task.federation
+    federation = spec.federation
     nodes = Nodes(grid, federation.round_timeout)
-    known = _stored(folder)
-    if known is None:
-        known = Population.of(nodes.assemble(federation.clients, federation.wait))
-    known.check(federation.clients)
-    task.settings.cohort_size(len(known.names))
-    if (note := too_short(task.algorithm, task.settings)) is not None:
+    sites = _stored(folder)
+    if sites is None:
+        sites = Sites.of(nodes.assemble(federation.clients, federation.wait))
+    sites.check(federation.clients)
+    spec.training.cohort_size(len(sites.names))
+    if (note := too_short(spec.algorithm, spec.training)) is not None:
         log.warning("%s", note)
-    engine = FlowerEngine(task, task.model(), nodes, known, test)
-    asked = {
-        "algorithm": task.algorithm.describe(),
-        "training": task.settings.model_dump(),
-        "federation": known.model_dump(),
-    }
-    log.info("the federation is %s; the run's folder is %s", ", ".join(known.names), folder)
-    return run_engine(engine, folder, asked, [engine.after_round, *callbacks], evaluate_clients=True)
+    model = spec.model()
+    engine = FlowerEngine(spec, model, nodes, sites)
+    log.info("the federation is %s; the run's folder is %s", ", ".join(sites.names), folder)
+    try:
+        return run_engine(
+            engine,
+            model,
+            test,
+            [engine.after_round, *callbacks],
+            engine.evaluate_on_sites,
+            folder,
+            {**spec.recorded(), "federation": sites.model_dump()},
+            federation_identity(spec.algorithm, spec.site_training, model, spec.loss, spec.used_metrics),
+            # Every round is saved: sites keep only the states before and after the last one.
+            checkpoint_every=1,
+        )
+    finally:
+        engine.close()
 
 
-class Population(Header):
+class Sites(Header):
     """The sites of a run: client i is always the same one."""
 
     run: RunName
@@ -116,14 +132,14 @@ class Population(Header):
     target_dtype: str
 
     @model_validator(mode="after")
-    def _as_many(self) -> Population:
+    def _as_many(self) -> Sites:
         if not self.names or len(self.names) != len(self.samples):
             raise ValueError(f"samples: {len(self.samples)} numbers for {len(self.names)} names")
         return self
 
     @classmethod
-    def of(cls, sites: dict[str, Description]) -> Population:
-        (first_name, first), *others = sites.items()
+    def of(cls, descriptions: dict[str, SiteDescription]) -> Sites:
+        (first_name, first), *others = descriptions.items()
         for name, site in others:
             for what in ("input_shape", "input_dtype", "target_shape", "target_dtype"):
                 here, there = getattr(site, what), getattr(first, what)
@@ -133,8 +149,8 @@ class Population(Header):
                     )
         return cls(
             run=uuid.uuid4().hex,
-            names=list(sites),
-            samples=[site.samples for site in sites.values()],
+            names=list(descriptions),
+            samples=[site.samples for site in descriptions.values()],
             input_shape=first.input_shape,
             input_dtype=first.input_dtype,
             target_shape=first.target_shape,
@@ -149,9 +165,19 @@ class Population(Header):
                 "another folder or the same clients"
             )
 
+    @property
+    def sample_shape(self) -> SampleShape:
+        return SampleShape(
+            self.input_shape, dtype_of(self.input_dtype), self.target_shape, dtype_of(self.target_dtype)
+        )
 
-def _stored(folder: Path) -> Population | None:
-    """The population of the run that is in the folder."""
+    @property
+    def population(self) -> Population:
+        return Population(len(self.names), sum(self.samples), self.samples[0])
+
+
+def _stored(folder: Path) -> Sites | None:
+    """The sites of the run that is in the folder."""
     path = folder / "config.json"
     if not path.exists():
         return None
@@ -162,296 +188,275 @@ def _stored(folder: Path) -> Population | None:
             f"{folder}: it holds a run that was no federation; choose another folder"
         ) from None
     try:
-        return Population.model_validate(stored)
+        return Sites.model_validate(stored)
     except ValidationError as error:
-        complaint = one_line(error, Population.model_fields, prefix="federation")
+        complaint = one_line(error, Sites.model_fields, prefix="federation")
         raise FlatfedError(f"{path}: {complaint}; restore the file or choose another folder") from None
 
 
-class SitesFederation(Federation):
-    """The sites as the server sees them: how many samples each has, and samples that only look like them."""
-
-    def __init__(self, known: Population, test: Samples | None) -> None:
-        self.known, self.test = known, test
-
-    def __len__(self) -> int:
-        return len(self.known.names)
-
-    def client(self, number: int) -> ClientData:
-        known, samples = self.known, self.known.samples[number]
-
-        def blank(shape: Sequence[int], dtype: str) -> Tensor:
-            return torch.zeros(1, *shape, dtype=dtype_of(dtype)).expand(samples, *shape)
-
-        return ClientData(
-            blank(known.input_shape, known.input_dtype), blank(known.target_shape, known.target_dtype)
+def _plan(spec: FederationSpec, model: nn.Module, sites: Sites) -> Plan:
+    if spec.training.evaluate == "active_mean" and not spec.algorithm.uploads_displacement:
+        raise FlatfedError(
+            "evaluate = 'active_mean': the participants' models do not travel with this algorithm or "
+            "compressor; use broadcast"
         )
+    return plan_from_shape(
+        model,
+        sites.sample_shape,
+        sites.population,
+        spec.algorithm,
+        spec.loss,
+        spec.used_metrics,
+        spec.site_training,
+        spec.execution.device,
+    )
 
-    @property
-    def total_samples(self) -> int:
-        return sum(self.known.samples)
 
-    @property
-    def common_size(self) -> None:
-        return None
-
-    def to(self, device: torch.device) -> SitesFederation:
-        return SitesFederation(self.known, self.test and (self.test[0].to(device), self.test[1].to(device)))
-
-
-class FlowerEngine(LocalEngine):
+class FlowerEngine:
     """Trains cohorts at the sites; everything else happens here.
 
-    What is kept here about a client is the last round of which its upload was merged. With compressed uploads
-    the recorded flatness distance is that of the uploads as they arrive.
+    What is kept here about a client is the last round of which its upload was merged. The mean displacement
+    of the clients' models is known if it is what they upload.
     """
 
-    client_dtype = torch.float64
-
-    def __init__(
-        self, task: Task, model: nn.Module, nodes: Nodes, known: Population, test: Samples | None
-    ) -> None:
-        altered = any(part.alters_displacement for part in task.algorithm.parts)
-        if task.settings.evaluate == "active_mean" and (altered or task.algorithm.compressed):
-            raise FlatfedError(
-                "evaluate = 'active_mean': the participants' models do not travel with this algorithm or "
-                "compressor; use broadcast"
-            )
-        super().__init__(
-            model,
-            SitesFederation(known, test),
-            task.algorithm,
-            task.loss,
-            # Every round is saved: sites keep only the states before and after the last one.
-            task.engine_settings(checkpoint_every=1),
-            task.chosen_metrics,
-        )
-        self.task, self.nodes, self.known = task, nodes, known
-        self.digest = task.digest(model)
-        # Which of the vectors that are sent once lie on a site's disk, as far as it has told.
-        self.kept: dict[int, set[str]] = {}
-        # Those of the clients asked last who answered that their training diverged.
+    def __init__(self, spec: FederationSpec, model: nn.Module, nodes: Nodes, sites: Sites) -> None:
+        self.spec, self.nodes, self.sites = spec, nodes, sites
+        self.plan = _plan(spec, model, sites)
+        self.workers = spec.execution.workers or available_cores()
+        self._memory_bytes = spec.execution.client_memory_bytes
+        kept = [Vector("merged_round", "one")]
+        self.clients = ClientStore(kept, self.plan.dimensions, torch.float64, self._memory_bytes)
+        evaluators = [Evaluator(self.plan, model, spec.transform) for _ in range(self.workers)]
+        self._threads = WorkerThreads(evaluators)
+        self.digest = spec.digest(model)
+        self.stored_at_site: dict[int, set[str]] = {}
+        """Which of the vectors that are sent once lie on a site's disk, as far as it has said."""
         self.diverged: set[int] = set()
+        """Those of the clients last asked who answered that their training diverged."""
 
-    @property
-    def client_vectors(self) -> tuple[Vector, ...]:
-        return (Vector("merged_round", "one"),)
-
-    def _pieces(
-        self,
-        received: State,
-        buffers: State,
-        store: ClientStore,
-        round_number: int,
-        chunks: Sequence[Sequence[int]],
-    ) -> Iterator[Piece]:
-        """The valid uploads in the order of the cohort."""
-        settings = self.task.federation
-        cohort = [client for chunk in chunks for client in chunk]
+    def train(self, broadcast: Broadcast, round: int, cohort: Sequence[int]) -> Aggregate:
+        """The valid uploads of a cohort; a round with too few of them is repeated."""
+        settings = self.spec.federation
         needed = min(settings.minimum_clients, len(cohort))
-        accepted: dict[int, Totals] = {}
-        once = self._once(received)
+        accepted: dict[int, CohortSums] = {}
+        once = self._sent_once(broadcast.vectors)
         for attempt in range(settings.attempts):
             missing = [client for client in cohort if client not in accepted]
-            orders = {
-                client: Order(
-                    run=self.known.run,
-                    task=self.digest,
+            requests = {
+                client: Request(
+                    run=self.sites.run,
+                    spec=self.digest,
                     client=client,
-                    round=round_number,
-                    merged=-1 if (row := store.row(client)) is None else int(row[0]),
+                    round=round,
+                    merged=-1 if (row := self.clients.row(client)) is None else int(row[0]),
                     attempt=attempt,
                     kept=once,
                 )
                 for client in missing
             }
-            accepted |= self._trained(received, buffers, orders, needed - len(accepted))
+            accepted |= self._uploads(broadcast, requests, needed - len(accepted))
             if len(accepted) >= needed:
                 break
             if self.diverged == set(missing) - accepted.keys():
                 # All that are missing; they would do the same steps again.
-                raise DivergedError(self._divergence(round_number))
+                raise DivergedError(self._divergence(round))
             log.warning(
                 "round %d: %d of at least %d uploads after attempt %d of %d",
-                *(round_number + 1, len(accepted), needed, attempt + 1, settings.attempts),
+                *(round + 1, len(accepted), needed, attempt + 1, settings.attempts),
             )
         else:
             raise FlatfedError(
-                f"minimum_clients = {settings.minimum_clients}: round {round_number + 1} had {len(accepted)} "
+                f"minimum_clients = {settings.minimum_clients}: round {round + 1} had {len(accepted)} "
                 f"valid uploads after {settings.attempts} attempts; started again, the run goes on from there"
             )
+        collector = CohortCollector(self.plan.algorithm, len(accepted), self._memory_bytes)
         for place, client in enumerate(sorted(accepted)):
-            store.stage_row(client, torch.tensor([float(round_number)], dtype=self.client_dtype))
-            yield Piece(place, 1, accepted[client])
+            self.clients.stage_row(client, torch.tensor([float(round)], dtype=torch.float64))
+            collector.add(Piece(place, 1, accepted[client]))
+        return collector.aggregate(broadcast.buffers)
 
     def _divergence(self, round_number: int) -> str:
-        names = ", ".join(self.known.names[client] for client in sorted(self.diverged))
-        settings = self.plan.settings
+        names = ", ".join(self.sites.names[client] for client in sorted(self.diverged))
+        training = self.plan.training
         return (
-            f"round {round_number + 1}: training diverged at {names}; lower lr (now {settings.lr:g}) or set "
-            f"clip (now {settings.clip})"
+            f"round {round_number + 1}: training diverged at {names}; lower lr (now {training.lr:g}) or set "
+            f"clip (now {training.clip})"
         )
 
-    def _trained(
-        self, received: State, buffers: State, orders: dict[int, Order], needed: int
-    ) -> dict[int, Totals]:
-        """Those of the clients' uploads that come in time and are in order."""
+    def _uploads(
+        self, broadcast: Broadcast, requests: dict[int, Request], needed: int
+    ) -> dict[int, CohortSums]:
+        """Those of the clients' uploads that arrive in time and are in order."""
         # Packed once, however many messages they go into.
-        packed, packed_buffers = pack(received), pack(buffers)
+        packed, packed_buffers = pack(broadcast.vectors), pack(broadcast.buffers)
 
-        def message(order: Order) -> RecordDict:
-            kept = self.kept.get(order.client, set())
-            needless = {name for name, wanted in order.kept.items() if not wanted or wanted in kept}
-            vectors = ArrayRecord({name: each for name, each in packed.items() if name not in needless})
-            return content(order, vectors=vectors, buffers=packed_buffers)
+        def message(request: Request) -> RecordDict:
+            stored = self.stored_at_site.get(request.client, set())
+            omitted = {key for key, wanted in request.kept.items() if not wanted or wanted in stored}
+            vectors = ArrayRecord({key: array for key, array in packed.items() if key not in omitted})
+            return content(request, vectors=vectors, buffers=packed_buffers)
 
-        answers = self._ask("train", {client: message(order) for client, order in orders.items()}, needed)
+        messages = {client: message(request) for client, request in requests.items()}
         accepted = {}
-        for client, answer in answers.items():
-            order = orders[client]
+        for client, answer in self._ask("train", messages, needed).items():
+            request = requests[client]
             try:
-                upload = read_header(Upload, answer)
-                self._check_header(upload, client, order.round)
-                accepted[client] = self._totals(upload, answer, buffers)
+                reply = read_header(TrainReply, answer)
+                self._check_header(reply, client, request.round)
+                accepted[client] = self._sums(reply, answer, broadcast.buffers)
             except FlatfedError as error:
-                self._refuse(client, f"round {order.round + 1}: refused, {error}")
+                self._refuse(client, f"round {request.round + 1}: refused, {error}")
                 continue
-            self.kept[client] = set(upload.kept)
-        for client in orders.keys() - accepted.keys():
+            self.stored_at_site[client] = set(reply.kept)
+        for client in requests.keys() - accepted.keys():
             # It may have lost its disk; what it lacks is sent again.
-            self.kept.pop(client, None)
+            self.stored_at_site.pop(client, None)
         return accepted
 
-    def _totals(self, upload: Upload, answer: RecordDict, buffers: State) -> Totals:
+    def _sums(self, reply: TrainReply, answer: RecordDict, buffers: State) -> CohortSums:
         """A client's numbers, of which the server works out itself whatever it can."""
-        plan, client = self.plan, upload.client
-        expected = self.known.samples[client]
-        if upload.samples != expected:
-            raise FlatfedError(f"samples = {upload.samples}: it had {expected} when the run began")
+        plan, client = self.plan, reply.client
+        algorithm, samples = plan.algorithm, self.sites.samples[client]
+        if reply.samples != samples:
+            raise FlatfedError(f"samples = {reply.samples}: it had {samples} when the run began")
         record = array_record(answer, "vectors")
-        decoded, size = decode_payloads(record, plan.algorithm, plan.layout.size, plan.layout.dtype)
-        changes = unpack(array_record(answer, "buffers"), change_shapes(buffers))
-        vectors = {name: value.to(plan.device) for name, value in decoded.items()}
-        for name, value in [*decoded.items(), *changes.items()]:
+        decoded, size = decode_payloads(record, algorithm, plan.dimensions, plan.layout.dtype)
+        unpacked = unpack(array_record(answer, "buffers"), change_shapes(buffers))
+        for name, value in [*decoded.items(), *unpacked.items()]:
             if value.numel() and float(value.abs().max()) > LARGEST:
                 raise FlatfedError(f"{name}: it holds numbers beyond {LARGEST:g}")
-        moved = {name: value.to(plan.device) for name, value in changes.items()}
-        spoilt = no_longer_finite(buffers, apply_buffer_change(buffers, moved))
-        if spoilt is not None:
-            raise FlatfedError(f"{spoilt}: with this change it would not be finite")
-        steps = local_steps(plan.settings, expected)
-        totals = Totals(
-            upload=vectors,
-            buffers=moved,
-            rate=sum(plan.algorithm.schedule.rates(plan.settings.rate(upload.round), steps)),
-            loss=upload.loss,
-            evaluations=upload.evaluations,
+        changes = {name: value.to(plan.device) for name, value in unpacked.items()}
+        diverged = no_longer_finite(buffers, apply_buffer_change(buffers, changes))
+        if diverged is not None:
+            raise FlatfedError(f"{diverged}: with this change it would not be finite")
+        received = {key: value.to(plan.device) for key, value in decoded.items()}
+        uploads = reduced_uploads(algorithm, received)
+        rates = algorithm.schedule.rates(plan.training.rate(reply.round), local_steps(plan.training, samples))
+        weight, streams = plan.weight(samples), algorithm.aggregate.streams
+        displacement = None
+        if algorithm.uploads_displacement and not streams:
+            displacement = received["displacement"]
+        sums = CohortSums(
+            uploads=uploads if streams else {},
+            buffers=changes if streams else {},
+            displacement=displacement,
+            total_rate=sum(rates),
+            loss=reply.loss,
+            gradient_evaluations=reply.gradient_evaluations,
             bytes_up=size,
-            drift=upload.drift,
-            squared=float(torch.linalg.vector_norm(vectors["displacement"]).square()),
+            drift=reply.drift,
+            squared_displacement=reply.squared_displacement,
         )
-        return totals.times(plan.weight(expected))
-
-    def evaluate_clients(
-        self, model: Tensor, buffers: State, clients: Sequence[int], round_number: int = 0
-    ) -> list[dict[str, float]]:
-        """What the sites that answer find on their own data."""
-        vectors, packed = pack({"model": model}), pack(buffers)
-        orders = {
-            client: content(
-                Order(run=self.known.run, task=self.digest, client=client, round=round_number),
-                vectors=vectors,
-                buffers=packed,
+        if not streams:
+            sums.rows = rows_of(
+                torch.tensor([weight], dtype=torch.float64),
+                {key: value[None] for key, value in uploads.items()},
+                {name: change[None] for name, change in changes.items()},
             )
-            for client in clients
+        return sums.times(weight)
+
+    def evaluate(self, snapshot: Snapshot, samples: Samples) -> dict[str, float]:
+        """On samples that the server has itself."""
+        return self._threads.evaluate(snapshot, samples)
+
+    def evaluate_on_sites(self, snapshot: Snapshot, round_number: int = 0) -> list[dict[str, float]]:
+        """Loss and metrics of a model at the sites that answer, on their own data."""
+        vectors, buffers = pack({"model": snapshot.model}), pack(snapshot.buffers)
+        requests = {
+            client: content(
+                Request(run=self.sites.run, spec=self.digest, client=client, round=round_number),
+                vectors=vectors,
+                buffers=buffers,
+            )
+            for client in range(len(self.sites.names))
         }
-        found = []
-        for client, answer in sorted(self._ask("evaluate", orders, 0).items()):
+        records = []
+        for client, answer in sorted(self._ask("evaluate", requests, 0).items()):
             try:
-                evaluation = read_header(Evaluation, answer)
-                self._check_header(evaluation, client, round_number)
-                found.append(self._checked(evaluation, client))
+                reply = read_header(EvaluateReply, answer)
+                self._check_header(reply, client, round_number)
+                records.append(self._checked(reply, client))
             except FlatfedError as error:
                 self._refuse(client, f"evaluation refused, {error}")
-        return found
+        return records
 
-    def _checked(self, evaluation: Evaluation, client: int) -> dict[str, float]:
+    def _checked(self, reply: EvaluateReply, client: int) -> dict[str, float]:
         own = {"samples", "loss", *self.plan.metrics}
-        names = set(evaluation.found)
+        names = set(reply.metrics)
         if names not in (own, own | {f"test_{name}" for name in own}):
-            raise FlatfedError(f"found: {sorted(names)} where {sorted(own)} belong")
-        if evaluation.found["samples"] != self.known.samples[client]:
+            raise FlatfedError(f"metrics: {sorted(names)} where {sorted(own)} belong")
+        if reply.metrics["samples"] != self.sites.samples[client]:
             raise FlatfedError("samples: not as many as when the run began")
-        if evaluation.found.get("test_samples", 1) < 1:
-            raise FlatfedError(f"test_samples = {evaluation.found['test_samples']:g}: at least 1 belongs")
-        return {"client": client, **evaluation.found}
+        if reply.metrics.get("test_samples", 1) < 1:
+            raise FlatfedError(f"test_samples = {reply.metrics['test_samples']:g}: at least 1 belongs")
+        return {"client": client, **reply.metrics}
 
     def after_round(self, progress: Progress) -> dict[str, float]:
-        """Tells how far the run is, and evaluates on the sites' data when that is due."""
-        record, settings = progress.record, self.task.federation
+        """Logs how far the run is, and evaluates on the sites' data when that is due."""
+        record, settings = progress.record, self.spec.federation
         log.info(
             "round %d of %d: %d of %d clients, loss %.4f%s",
-            *(progress.round, self.plan.settings.rounds, record["participants"], len(progress.cohort)),
+            *(progress.round, self.plan.training.rounds, record["participants"], len(progress.cohort)),
             *(record["train_loss"], f", test {record['test_loss']:.4f}" if "test_loss" in record else ""),
         )
         if settings.evaluate_every is None or progress.round % settings.evaluate_every:
             return {}
-        everybody = range(len(self.known.names))
-        found = self.evaluate_clients(progress.server["model"], progress.buffers, everybody, progress.round)
-        return weighted_means(found)
+        snapshot = Snapshot(progress.server["model"], progress.buffers)
+        return weighted_means(self.evaluate_on_sites(snapshot, progress.round))
 
     def _ask(self, kind: str, contents: dict[int, RecordDict], needed: int) -> dict[int, RecordDict]:
-        """The answers of clients that are there and answer in time; the others are named in the log."""
-        names = {client: self.known.names[client] for client in contents}
+        """The answers of clients that are connected and answer in time; the others are named in the log."""
+        names = {client: self.sites.names[client] for client in contents}
         online = self.nodes.wait(needed, names.values())
         by_node = {online[name]: client for client, name in names.items() if name in online}
         for client, name in names.items():
             if name not in online:
                 self._refuse(client, f"{kind}: not connected")
-        answers, failures = ask(
+        answers, failures = send_and_wait(
             self.nodes.grid,
             kind,
             {node: contents[client] for node, client in by_node.items()},
-            self.task.federation.round_timeout,
+            self.spec.federation.round_timeout,
         )
         for node, failure in failures.items():
             self._refuse(by_node[node], f"{kind}: {failure.reason}")
         self.diverged = {by_node[node] for node, failure in failures.items() if failure.code == DIVERGED}
         return {by_node[node]: answer for node, answer in answers.items()}
 
-    def _check_header(self, header: Upload | Evaluation, client: int, round_number: int) -> None:
-        for what, found, expected in (
-            ("run", header.run, self.known.run),
+    def _check_header(self, header: TrainReply | EvaluateReply, client: int, round_number: int) -> None:
+        for field, value, expected in (
+            ("run", header.run, self.sites.run),
             ("client", header.client, client),
             ("round", header.round, round_number),
         ):
-            if found != expected:
-                raise FlatfedError(f"{what} = {found}: it should be {expected}")
+            if value != expected:
+                raise FlatfedError(f"{field} = {value}: it should be {expected}")
 
     def _refuse(self, client: int, reason: str) -> None:
-        log.warning("%s (client %d) is left out: %s", self.known.names[client], client, reason)
+        log.warning("%s (client %d) is left out: %s", self.sites.names[client], client, reason)
 
-    def _once(self, received: State) -> dict[str, str]:
-        """The digests of the vectors that are sent once; none as long as they are not made."""
-        vectors = [each for each in self.plan.algorithm.server_vectors if each.sent_once]
-        vectors = [each for each in vectors if each.name in received]
-        initial = initial_state(vectors, self.plan.dimensions, received["model"])
+    def _sent_once(self, vectors: State) -> dict[str, str]:
+        """The digests of the vectors that are sent once; "" as long as they are not made."""
+        declared = [vector for vector in self.plan.algorithm.server_vectors if vector.sent_once]
+        declared = [vector for vector in declared if vector.name in vectors]
+        initial = initial_state(declared, self.plan.dimensions, vectors["model"])
         return {
-            each.name: ""
-            if torch.equal(received[each.name], initial[each.name])
-            else digest(received[each.name])
-            for each in vectors
+            key: "" if torch.equal(vectors[key], value) else digest(vectors[key])
+            for key, value in initial.items()
         }
 
+    def close(self) -> None:
+        self._threads.close()
 
-def weighted_means(found: Sequence[dict[str, float]]) -> dict[str, float]:
+
+def weighted_means(sites: Sequence[dict[str, float]]) -> dict[str, float]:
     """Means over the sites' samples, as "clients_…", and over their test samples."""
     means = {}
     for prefix in ("", "test_"):
-        sites = [site for site in found if f"{prefix}samples" in site]
-        total = math.fsum(site[f"{prefix}samples"] for site in sites)
-        for name in sites[0] if sites else ():
+        measured = [site for site in sites if f"{prefix}samples" in site]
+        total = math.fsum(site[f"{prefix}samples"] for site in measured)
+        for name in measured[0] if measured else ():
             if name.startswith("test_") == bool(prefix) and not name.endswith(("samples", "client")):
-                weighted = math.fsum(site[f"{prefix}samples"] * site[name] for site in sites)
+                weighted = math.fsum(site[f"{prefix}samples"] * site[name] for site in measured)
                 means[f"clients_{name}"] = weighted / total
     return means

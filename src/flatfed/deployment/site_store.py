@@ -24,13 +24,13 @@ from flatfed.deployment.wire import digest
 from flatfed.runs.folder import write_atomically
 
 
-class Shelf:
+class SiteStore:
     """The files of one client of one run."""
 
     def __init__(self, root: Path, run: str, client: int) -> None:
         self.folder = root / run / f"client-{client}"
 
-    def take(self, merged: int, round_number: int, expected: State) -> dict[str, Tensor] | None:
+    def read_state(self, merged: int, round_number: int, expected: State) -> dict[str, Tensor] | None:
         """The state after round `merged`, None if there was none; what was not merged is dropped."""
         rounds = self._rounds()
         if rounds and max(rounds) > round_number:
@@ -51,12 +51,12 @@ class Shelf:
                 self._state(number).unlink()
         return state
 
-    def put(self, round_number: int, state: State) -> None:
+    def write_state(self, round_number: int, state: State) -> None:
         """Keeps a new state beside the one that counts so far."""
         self.folder.mkdir(parents=True, exist_ok=True)
         _write(self._state(round_number), state)
 
-    def keep(self, name: str, vector: Tensor) -> None:
+    def write_once(self, name: str, vector: Tensor) -> None:
         """Keeps a vector that is sent once, in place of an earlier one of that name."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self._once(name, digest(vector))
@@ -66,15 +66,15 @@ class Shelf:
             if other != path:
                 other.unlink()
 
-    def kept(self, name: str, wanted: str, like: Tensor) -> Tensor:
+    def read_once(self, name: str, wanted: str, like: Tensor) -> Tensor:
         path = self._once(name, wanted)
         if not path.exists():
             raise FlatfedError(f"{name}: this site does not have it yet; the server must send it")
-        found = _read(path, {name: like})[name]
-        if digest(found) != wanted:
+        vector = _read(path, {name: like})[name]
+        if digest(vector) != wanted:
             path.unlink()
             raise FlatfedError(f"{path}: damaged; the server must send it again")
-        return found
+        return vector
 
     def _rounds(self) -> list[int]:
         names = [path.stem.removeprefix("state-") for path in self.folder.glob("state-*.safetensors")]
@@ -94,13 +94,13 @@ def _write(path: Path, tensors: State) -> None:
 def _read(path: Path, expected: State) -> dict[str, Tensor]:
     """A file's vectors, on the device of the expected ones and of their shapes."""
     try:
-        found = load_tensors(path.read_bytes())
+        tensors = load_tensors(path.read_bytes())
     except (OSError, SafetensorError) as error:
         raise FlatfedError(f"{path}: cannot be read ({error})") from None
-    same = found.keys() == expected.keys() and all(
+    same = tensors.keys() == expected.keys() and all(
         value.shape == expected[name].shape and value.dtype == expected[name].dtype and all_finite(value)
-        for name, value in found.items()
+        for name, value in tensors.items()
     )
     if not same:
         raise FlatfedError(f"{path}: it is of another model or algorithm, or damaged")
-    return {name: value.to(expected[name].device) for name, value in found.items()}
+    return {name: value.to(expected[name].device) for name, value in tensors.items()}

@@ -20,7 +20,7 @@ from flatfed.core.algorithm import Algorithm
 from flatfed.core.errors import FlatfedError, one_line, shown
 from flatfed.core.flat import all_finite
 from flatfed.core.part import Compressor
-from flatfed.core.state import Dimensions, State
+from flatfed.core.state import Dimensions, State, Vector
 
 RAW, PAYLOAD = "flatfed.raw", "flatfed.payload"
 
@@ -29,9 +29,9 @@ REFUSED, DIVERGED = 1000, 1001
 LARGEST = 1e100
 """Of any number: sums and squares of such, however weighted, are still finite in double precision."""
 MOST_SAMPLES = 10**8
-"""At one site. A site shuffles its samples in memory, and the server lists its steps."""
+"""At one site, which shuffles its samples in memory."""
 MOST_VALUES = 2**28
-"""In one sample, of which the server makes one that is blank."""
+"""In one sample."""
 
 Number = Annotated[float, Field(allow_inf_nan=False, ge=-LARGEST, le=LARGEST)]
 Whole = Annotated[int, Field(strict=True, ge=0, le=2**53)]
@@ -52,12 +52,12 @@ class Header(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Order(Header):
+class Request(Header):
     """What a site is asked to do."""
 
     run: RunName
-    task: str
-    """The digest of the task."""
+    spec: str
+    """The digest of what server and sites have agreed on."""
     client: Whole
     round: Whole
     merged: Annotated[int, Field(strict=True, ge=-1)] = -1
@@ -67,7 +67,7 @@ class Order(Header):
     """The digests of vectors that are sent once; "" where one still has its initial value."""
 
 
-class Upload(Header):
+class TrainReply(Header):
     """What a site says about its round."""
 
     run: RunName
@@ -76,22 +76,23 @@ class Upload(Header):
     samples: Whole
     loss: Number
     drift: Number
-    evaluations: Whole
+    squared_displacement: Number
+    gradient_evaluations: Whole
     kept: tuple[str, ...] = ()
     """The digests of the vectors sent once that are on its disk."""
 
 
-class Evaluation(Header):
+class EvaluateReply(Header):
     """Loss and metrics on a site's own data, as the local engine records them."""
 
     run: RunName
     client: Whole
     round: Whole
-    found: dict[str, Number]
+    metrics: dict[str, Number]
 
 
-class Description(Header):
-    """What a site tells about itself before a run begins: how much data, and how one sample looks."""
+class SiteDescription(Header):
+    """What a site says about itself before a run begins: how much data, and what one sample looks like."""
 
     name: str
     samples: SampleCount
@@ -108,8 +109,8 @@ def content(header: Header, **records: ArrayRecord) -> RecordDict:
     return RecordDict({"header": ConfigRecord({"json": header.model_dump_json()}), **records})
 
 
-def read_header(kind: type[HeaderKind], found: RecordDict) -> HeaderKind:
-    record = found.get("header")
+def read_header(kind: type[HeaderKind], message: RecordDict) -> HeaderKind:
+    record = message.get("header")
     text = record.get("json") if isinstance(record, ConfigRecord) else None
     if not isinstance(text, str):
         raise FlatfedError("message: it has no header; it is not one of flatfed's")
@@ -119,8 +120,8 @@ def read_header(kind: type[HeaderKind], found: RecordDict) -> HeaderKind:
         raise FlatfedError(f"message: {one_line(error, kind.model_fields)}") from None
 
 
-def array_record(found: RecordDict, name: str) -> Mapping[str, Array]:
-    record = found.get(name)
+def array_record(message: RecordDict, name: str) -> Mapping[str, Array]:
+    record = message.get(name)
     if not isinstance(record, ArrayRecord):
         raise FlatfedError(f"message: its {name} are missing")
     return record
@@ -131,10 +132,10 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
         raise FlatfedError(f"dtype = {shown(name)}: unknown")
-    return found
+    return dtype
 
 
 def _bytes(tensor: Tensor) -> bytes:
@@ -156,15 +157,15 @@ def pack(tensors: State) -> ArrayRecord:
 
 
 def unpack(
-    found: Mapping[str, Array],
+    arrays: Mapping[str, Array],
     expected: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
     finite: bool = True,
 ) -> dict[str, Tensor]:
     """The tensors of a record that must hold exactly the expected names, shapes and dtypes."""
-    _check_names(found, expected)
+    _check_names(arrays, expected)
     tensors = {}
     for name, (shape, dtype) in expected.items():
-        array = found[name]
+        array = arrays[name]
         if (array.stype, array.dtype, tuple(array.shape)) != (RAW, dtype_name(dtype), shape):
             raise FlatfedError(
                 f"{name}: {array.dtype} {list(array.shape)} ({shown(array.stype)}) where {dtype_name(dtype)} "
@@ -188,29 +189,30 @@ def pack_payloads(payloads: Mapping[str, bytes]) -> ArrayRecord:
 
 
 def decode_payloads(
-    found: Mapping[str, Array], algorithm: Algorithm, size: int, dtype: torch.dtype
+    payloads: Mapping[str, Array], algorithm: Algorithm, dimensions: Dimensions, dtype: torch.dtype
 ) -> tuple[dict[str, Tensor], int]:
-    """The uploads [P] that the server sees, and how many bytes they took."""
-    _check_names(found, algorithm.uploads)
+    """The uploads that the server sees, and how many bytes they took."""
+    _check_names(payloads, algorithm.uploads)
     decoded = {}
-    for name in algorithm.uploads:
-        if found[name].stype != PAYLOAD:
-            raise FlatfedError(f"{name}: {shown(found[name].stype)} where a payload belongs")
-        compress = algorithm.compress if name in algorithm.compressed else Compressor()
+    for key in algorithm.uploads:
+        if payloads[key].stype != PAYLOAD:
+            raise FlatfedError(f"{key}: {shown(payloads[key].stype)} where a payload belongs")
+        compress = algorithm.compress if key in algorithm.compressed else Compressor()
+        size = dimensions.length(Vector(key, algorithm.declared_uploads[key].size))
         try:
-            decoded[name] = compress.decode(found[name].data, size, dtype)
+            decoded[key] = compress.decode(payloads[key].data, size, dtype)
         except (ValueError, IndexError, RuntimeError) as error:
             # Whatever a forged payload does to a decoder must not stop the others' round.
-            raise FlatfedError(f"{name}: {error}") from None
+            raise FlatfedError(f"{key}: {error}") from None
         # A scale that is finite on the wire may not be in the model's own precision.
-        if not all_finite(decoded[name]):
-            raise FlatfedError(f"{name}: it holds numbers that are not finite in {dtype_name(dtype)}")
-    return decoded, sum(len(array.data) for array in found.values())
+        if not all_finite(decoded[key]):
+            raise FlatfedError(f"{key}: it holds numbers that are not finite in {dtype_name(dtype)}")
+    return decoded, sum(len(array.data) for array in payloads.values())
 
 
-def _check_names(found: Mapping[str, Array], expected: Iterable[str]) -> None:
-    if set(found) != set(expected):
-        raise FlatfedError(f"vectors: {shown(sorted(found))} where {shown(sorted(expected))} belong")
+def _check_names(arrays: Mapping[str, Array], expected: Iterable[str]) -> None:
+    if set(arrays) != set(expected):
+        raise FlatfedError(f"vectors: {shown(sorted(arrays))} where {shown(sorted(expected))} belong")
 
 
 def broadcast_shapes(

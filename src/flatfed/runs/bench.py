@@ -15,12 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flatfed.algorithms.fedavg import fedavg
+from flatfed.core.algorithm import Algorithm
 from flatfed.core.sampling import cohort
-from flatfed.core.settings import Settings
+from flatfed.core.settings import Training
 from flatfed.data.federation import Federation, Samples
-from flatfed.training.loop import Progress, train
 from flatfed.models import MODELS
+from flatfed.runs.train import train
+from flatfed.training.loop import Progress
+from flatfed.training.task import Task
 
 CLIENTS, PARTICIPANTS, WARM_UP, RATE = 100, 10, 2, 0.05
 
@@ -75,7 +77,7 @@ class Measured:
 
 def measure(workload: Workload, rounds: int, tick: Callable[[], None]) -> Measured:
     """The engine's rounds and the loop's take turns, so that both see the same machine."""
-    settings = Settings(
+    training = Training(
         rounds=rounds + WARM_UP,
         participants=PARTICIPANTS,
         local_steps=workload.steps,
@@ -85,7 +87,7 @@ def measure(workload: Workload, rounds: int, tick: Callable[[], None]) -> Measur
     )
     clients = workload.clients()
     loop_model = workload.make_model()
-    loop, threads = loop_rounds(loop_model, clients, settings), torch.get_num_threads()
+    loop, threads = loop_rounds(loop_model, clients, training), torch.get_num_threads()
     seconds: list[float] = []
     loop_seconds: list[float] = []
     before = time.perf_counter()
@@ -100,13 +102,8 @@ def measure(workload: Workload, rounds: int, tick: Callable[[], None]) -> Measur
         tick()
         before = time.perf_counter()
 
-    run = train(
-        workload.make_model(),
-        Federation.from_tensors(clients),
-        fedavg(),
-        callbacks=[turn],
-        **settings.model_dump(),
-    )
+    task = Task(workload.make_model(), Federation.from_tensors(clients))
+    run = train(task, Algorithm(), training, callbacks=[turn])
     return Measured(
         path=run.path,
         reason=run.path_reason,
@@ -118,19 +115,19 @@ def measure(workload: Workload, rounds: int, tick: Callable[[], None]) -> Measur
     )
 
 
-def loop_rounds(model: nn.Module, clients: list[Samples], settings: Settings) -> Iterator[float]:
+def loop_rounds(model: nn.Module, clients: list[Samples], training: Training) -> Iterator[float]:
     """FedAvg as one would write it down, round by round; yields their seconds."""
     parameters = list(model.parameters())
-    for number in range(settings.rounds):
+    for number in range(training.rounds):
         began = time.perf_counter()
-        members = cohort(settings, len(clients), number)
+        members = cohort(training, len(clients), number)
         received = [parameter.detach().clone() for parameter in parameters]
         total = [torch.zeros_like(parameter) for parameter in parameters]
         for client in members:
             _set(parameters, received)
-            optimizer = torch.optim.SGD(parameters, lr=settings.lr)
+            optimizer = torch.optim.SGD(parameters, lr=training.lr)
             inputs, targets = clients[client]
-            for _ in range(settings.local_steps or 0):
+            for _ in range(training.local_steps or 0):
                 optimizer.zero_grad()
                 with torch.enable_grad():
                     F.cross_entropy(model(inputs), targets).backward()

@@ -7,7 +7,6 @@ test set, and per-client deviations with the floor that chance alone would give.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import statistics
@@ -18,11 +17,11 @@ from typing import Any
 
 from flatfed.core.algorithm import TRANSPORT
 from flatfed.core.errors import DivergedError
-from flatfed.training.evaluation import ClientSpread
-from flatfed.training.config import Config
 from flatfed.runs.folder import RunFolder
 from flatfed.runs.identity import config_digest
 from flatfed.runs.train import run_config
+from flatfed.training.config import Config
+from flatfed.training.evaluation import ClientSpread
 from flatfed.training.loop import Callback
 
 

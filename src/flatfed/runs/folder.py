@@ -40,10 +40,10 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from flatfed.core.errors import FlatfedError, one_line
-from flatfed.runs.identity import Identity
-from flatfed.training.loop import History, TrainingState
 from flatfed.engines.client_store import ClientStore
+from flatfed.runs.identity import Identity
 from flatfed.training.evaluation import ClientSpread, client_spreads
+from flatfed.training.loop import History, TrainingState
 
 try:
     import fcntl
@@ -221,7 +221,7 @@ class RunFolder:
         if identity.uncovered and self.manifest_path.exists():
             raise FlatfedError(
                 f"{self.path}: it cannot be continued safely, because nothing tells whether this is the same "
-                f"run ({identity.uncovered[0]}); choose another folder, and give the task a name and a version"
+                f"run ({identity.uncovered[0]}); choose another folder and give the task a name and version"
             )
 
     def check_config(self, config: Mapping[str, Any]) -> None:

@@ -4,10 +4,10 @@ A run's identity is a digest of everything that decides its numbers: algorithm, 
 with its first, frozen and buffered values, the data, the loss, the metrics, how clients are trained. Rounds
 are left out, because a run may go on for more of them; so is execution, which decides no number.
 
-Values are compared by content: tensors by their bytes, modules and other objects by their class, the source of
-that class and their attributes, functions by name and source. What has no such content (a lambda, a function
-inside a function, one that loads data) is covered by the name and version that the user gives; without them
-the identity says what it does not cover, and a folder refuses to go on.
+Values are compared by content: tensors by their bytes, modules and other objects by their class, the source
+of that class and their attributes, functions by name and source. What has no such content (a lambda, a
+function inside a function, one that loads data) is covered by the name and version that the user gives;
+without them the identity says what it does not cover, and a folder refuses to go on.
 """
 
 from __future__ import annotations

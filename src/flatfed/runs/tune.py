@@ -21,6 +21,7 @@ from flatfed.core import random
 from flatfed.core.errors import DivergedError, FlatfedError, did_you_mean
 from flatfed.runs.compare import is_complete, run_folder
 from flatfed.runs.folder import RunFolder
+from flatfed.runs.train import run_config
 from flatfed.training.config import Config, with_assignments
 from flatfed.training.loop import Callback, Progress
 
@@ -204,7 +205,7 @@ def _run_trial(
 
     # In both cases the folder says what happened.
     with contextlib.suppress(DivergedError, _FellBehind):
-        config.run(config.make_federation(), folder.path, [watch(combination, len(ended)), stop_if_behind])
+        run_config(config, folder.path, [watch(combination, len(ended)), stop_if_behind])
     trial = search.read_trial(combination, root)
     assert trial is not None, f"{folder.path}: the run returned without having ended"
     return trial

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from flatfed.data.federation import ClientData, Federation
-from flatfed.engines.engine import Engine
+from flatfed.data.federation import ClientData, Federation, Samples
 from flatfed.engines.worker import Snapshot
 
 
@@ -48,13 +47,16 @@ def client_spreads(per_client: Sequence[Mapping[str, Any]]) -> dict[str, ClientS
 
 
 def evaluate_clients(
-    engine: Engine, federation: Federation, snapshot: Snapshot, clients: Sequence[int]
+    evaluate: Callable[[Snapshot, Samples], dict[str, float]],
+    federation: Federation,
+    snapshot: Snapshot,
+    clients: Sequence[int],
 ) -> list[dict[str, float]]:
     """Samples, loss and metrics of one model on each client's own data, and on its own test data."""
 
     def on(data: ClientData) -> dict[str, float]:
         samples = data.batch(torch.arange(len(data), device=data.inputs.device))
-        return {"samples": len(data), **engine.evaluate(snapshot, samples)}
+        return {"samples": len(data), **evaluate(snapshot, samples)}
 
     records = []
     for client in clients:

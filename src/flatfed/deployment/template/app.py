@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from flatfed.deployment import Task, client_app, server_app
+from flatfed.deployment import FederationSpec, client_app, server_app
 
 from .data import load, test
 
-task = Task.read(Path(__file__).with_name("federation.toml"))
+spec = FederationSpec.read(Path(__file__).with_name("federation.toml"))
 
-client = client_app(task, load)
+client = client_app(spec, load)
 
-server = server_app(task, test)
+server = server_app(spec, test)

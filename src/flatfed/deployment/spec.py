@@ -3,50 +3,46 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch.nn.functional as F
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator
 from torch import nn
 
 from flatfed.core.algorithm import Algorithm
-from flatfed.core.errors import FlatfedError, one_line
+from flatfed.core.errors import FlatfedError
 from flatfed.core.flat import Loss
-from flatfed.core.settings import Settings
+from flatfed.core.settings import CheckedModel, Training
 from flatfed.core.types import Count, Positive
 from flatfed.data.transform import AsStored, Transform
-from flatfed.engines.worker import Metric
-from flatfed.runs.folder import FREE_SETTINGS
+from flatfed.engines.execution import Execution
+from flatfed.engines.planning import Metric
+from flatfed.runs.identity import digest_of, federation_identity
 from flatfed.training.config import Config, make_model, read_toml
-from flatfed.training.loop import default_metrics
+from flatfed.training.task import default_metrics
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Sites and servers of different numbers do not understand each other."""
 
 
-def _somebody(clients: int | tuple[str, ...]) -> int | tuple[str, ...]:
+def _at_least_one(clients: int | tuple[str, ...]) -> int | tuple[str, ...]:
     if clients == ():
         raise ValueError("() names no site; give the number of sites or their names")
     return clients
 
 
-class FederationSettings(BaseModel):
+class FederationSettings(CheckedModel):
     """Which sites belong to a federation, and how long it waits for them."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    clients: Annotated[Count | tuple[str, ...], AfterValidator(_somebody)]
-    """How many sites there are, or their names. A run begins when all are there."""
+    clients: Annotated[Count | tuple[str, ...], AfterValidator(_at_least_one)]
+    """How many sites there are, or their names. A run begins when all of them are connected."""
     minimum_clients: Count = 1
     """With fewer valid uploads (or fewer than the whole cohort, if that is smaller) a round is repeated."""
     round_timeout: Positive = 600.0
-    """Seconds after which uploads that have not come are left out of a round."""
+    """Seconds after which uploads that have not arrived are left out of a round."""
     attempts: Count = 3
     """How often a round is tried before the run stops."""
     wait: Positive = 600.0
@@ -62,59 +58,66 @@ class FederationTable(FederationSettings):
     """Of one sample, as the model sees it."""
     classes: Count
 
-    @classmethod
-    def checked(cls, table: Any) -> FederationTable:
-        if not isinstance(table, dict):
-            raise FlatfedError("federation: missing; add a table with clients, input_shape and classes")
-        try:
-            return cls(**table)
-        except ValidationError as error:
-            raise FlatfedError(one_line(error, cls.model_fields, prefix="federation")) from None
-
 
 @dataclass(frozen=True)
-class Task:
-    """The model, the algorithm and the settings; both apps are made from the same one."""
+class FederationSpec:
+    """The model, the algorithm and the settings; the apps of the server and of the sites are made from it."""
 
     model: Callable[[], nn.Module]
     """Makes the architecture and, on the server, the first weights."""
     algorithm: Algorithm
-    settings: Settings
+    training: Training
     federation: FederationSettings
+    execution: Execution = field(default_factory=Execution)
     loss: Loss = F.cross_entropy
     metrics: Mapping[str, Metric] | None = None
     """Functions of (outputs, targets); with the default loss there is "accuracy"."""
     transform: Transform = field(default_factory=AsStored)
 
     @classmethod
-    def read(cls, path: Path) -> Task:
-        """A task from a config file with the table `[federation]`.
+    def read(cls, path: Path) -> FederationSpec:
+        """From a config file with the table `[federation]`.
 
         `[data]` and `[partition]` say nothing here: sites have their own data.
         """
         values = read_toml(path)
-        table = FederationTable.checked(values.pop("federation", None))
+        table = values.pop("federation", None)
+        if not isinstance(table, dict):
+            raise FlatfedError("federation: missing; add a table with clients, input_shape and classes")
+        try:
+            federation = FederationTable(**table)
+        except FlatfedError as error:
+            raise FlatfedError(f"federation.{error}") from None
         config = Config.checked(values)
-        shape, seed = table.input_shape, config.training.seed
+        shape, seed = federation.input_shape, config.training.seed
         return cls(
-            model=functools.partial(make_model, config.model, shape, table.classes, seed),
+            model=functools.partial(make_model, config.model, shape, federation.classes, seed),
             algorithm=config.make_algorithm(),
-            settings=config.training,
-            federation=table,
+            training=config.training,
+            federation=federation,
+            execution=config.execution,
         )
 
     @property
-    def chosen_metrics(self) -> Mapping[str, Metric]:
+    def used_metrics(self) -> Mapping[str, Metric]:
         return default_metrics(self.loss) if self.metrics is None else self.metrics
 
-    def engine_settings(self, **changes: Any) -> Settings:
-        """The settings of an engine that trains client by client, as sites do."""
-        return self.settings.model_copy(update={"path": "client", **changes})
+    @property
+    def site_training(self) -> Training:
+        """Sites train one client, so never as a matrix."""
+        return self.training.replaced(path="client")
 
     def digest(self, model: nn.Module) -> str:
         """What decides the numbers on a site; a site whose app differs from the server's refuses to train."""
-        settings = self.settings.model_dump(exclude=FREE_SETTINGS | {"device", "path"})
-        loss = getattr(self.loss, "__qualname__", repr(self.loss))
-        told = json.dumps([PROTOCOL, self.algorithm.describe(), settings, str(model), loss])
-        # Addresses in representations change from process to process.
-        return hashlib.sha256(re.sub(r"0x[0-9a-fA-F]+", "", told).encode()).hexdigest()
+        identity = federation_identity(
+            self.algorithm, self.site_training, model, self.loss, self.used_metrics
+        )
+        return digest_of([PROTOCOL, identity.digest])
+
+    def recorded(self) -> dict[str, Any]:
+        """The spec's part of a run's config."""
+        return {
+            "algorithm": self.algorithm.describe(),
+            "training": self.training.model_dump(),
+            "execution": self.execution.model_dump(),
+        }

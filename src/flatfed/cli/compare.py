@@ -1,0 +1,152 @@
+"""Several algorithms on the same data: compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from flatfed.cli.report import end_with_report
+from flatfed.cli.terminal import (
+    RUNS,
+    Assignments,
+    RayAddress,
+    Root,
+    Tracking,
+    Watcher,
+    command,
+    complain,
+    console,
+    on_ray,
+    round_progress,
+    trackers,
+)
+from flatfed.core.algorithm import TRANSPORT
+from flatfed.core.errors import DivergedError, FlatfedError
+from flatfed.runs.compare import DEMO, ClientRow, Contestant, Row, compare, run_folder
+from flatfed.training.config import Config, with_assignments
+from flatfed.training.loop import Callback
+
+
+@command
+def compare_(
+    algorithms: Annotated[
+        list[str], typer.Argument(metavar="ALGORITHM…", help="e.g. fedavg fedsam:radius=0.05,lr=0.2")
+    ],
+    config: Annotated[Path | None, typer.Option(help="A TOML file; the demo's setting if not given.")] = None,
+    assignments: Assignments = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 3,
+    target: Annotated[float, typer.Option(min=0, max=1, help="Accuracy to count rounds to.")] = DEMO.target,
+    runs: Root = RUNS,
+    ray_address: RayAddress = None,
+    tensorboard: Tracking = None,
+) -> None:
+    """Run several algorithms on the same data, clients and batches."""
+    base = dict(Config.read(config).model_dump(exclude_unset=True)) if config else DEMO.setting
+    for assignment in assignments or []:
+        table, _, key = assignment.partition("=")[0].strip().partition(".")
+        transport = table == "algorithm" and key.partition(".")[0] in TRANSPORT
+        if (table == "algorithm" and not transport) or (table, key) == ("training", "seed"):
+            raise FlatfedError(
+                f"--set {assignment}: name the algorithms and their options as arguments, and use --seeds"
+            )
+    contestants = [Contestant.parse(text) for text in algorithms]
+    setting = with_assignments(base, [*(assignments or []), *on_ray(ray_address)])
+    run_comparison(setting, contestants, range(seeds), target, runs, tensorboard)
+
+
+def run_comparison(
+    base: Mapping[str, Any],
+    contestants: Sequence[Contestant],
+    seeds: Sequence[int],
+    target: float,
+    runs: Path,
+    tensorboard: Path | None = None,
+) -> None:
+    """Runs what is missing, prints the table and writes the report."""
+    failures: list[str] = []
+    with round_progress() as progress:
+        total = base["training"]["rounds"] if "training" in base and "rounds" in base["training"] else 0
+        overall = progress.add_task(
+            "all runs", total=total * len(contestants) * len(seeds), note="", unit="rounds"
+        )
+
+        def watch(contestant: Contestant, seed: int) -> Callback:
+            tracking = trackers(tensorboard, run_folder(contestant.config(base, seed), runs))
+            return Watcher(progress, overall, f"{contestant.label}, seed {seed}: ", also=tracking)
+
+        def failed(contestant: Contestant, seed: int, error: DivergedError) -> None:
+            failures.append(f"{contestant.label}, seed {seed}: {error}")
+
+        rows = compare(base, contestants, seeds, target, runs, watch, failed)
+        progress.update(overall, completed=total * len(contestants) * len(seeds), note="")
+    for failure in failures:
+        complain.print(f"[yellow]left out:[/] {escape(failure)}")
+    if not rows:
+        raise DivergedError("no run was left to compare; lower lr or set clip")
+    config = contestants[0].config(base, seeds[0])
+    test = config.make_federation().test
+    _print_rows(rows, target, len(test[0]) if test else 0)
+    console.print(f"Run folders: {runs}")
+    labels = {run_folder(each.config(base, seed), runs): each.label for each in contestants for seed in seeds}
+    end_with_report(labels, runs / "report.html", targets=[target])
+
+
+def _print_rows(rows: Sequence[Row], target: float, test_samples: int) -> None:
+    most_seeds = max(row.seeds for row in rows)
+
+    def label(row: Row) -> str:
+        return row.label if row.seeds == most_seeds else f"{row.label} ({row.seeds} of {most_seeds} seeds)"
+
+    def rounds(row: Row) -> str:
+        if row.rounds_to_target is None:
+            return "not reached"
+        some = f" ({row.reached} of {row.seeds})" if row.reached < row.seeds else ""
+        return row.rounds_to_target.text(0) + some
+
+    results: dict[str, Callable[[Row], str]] = {
+        "lr": lambda row: f"{row.lr:g}",
+        "accuracy %": lambda row: row.accuracy.text(1, 100),
+        f"rounds\nto {target:.0%}": rounds,
+        "deviation between\nclients % (chance)": lambda row: _deviation(row.clients),
+    }
+    if any(row.client_tests for row in rows):
+        results |= {
+            "clients'\ntests %": lambda row: row.client_tests.mean.text(1, 100) if row.client_tests else "–",
+            "their deviation\n% (chance)": lambda row: _deviation(row.client_tests),
+        }
+    wide = 165 if any(row.client_tests for row in rows) else 120
+    costs: dict[str, Callable[[Row], str]] = {
+        "MB down": lambda row: row.megabytes_down.text(1),
+        "MB up": lambda row: row.megabytes_up.text(1),
+        "gradients": lambda row: row.gradient_evaluations.text(0),
+        "seconds": lambda row: row.seconds.text(1),
+    }
+    # A narrow terminal gets two tables rather than one that is cut off.
+    for columns in [results | costs] if console.width >= wide else [results, costs]:
+        table = Table()
+        table.add_column("algorithm", no_wrap=True)
+        for header in columns:
+            table.add_column(header, justify="right", no_wrap=True)
+        for row in rows:
+            table.add_row(label(row), *(column(row) for column in columns.values()))
+        console.print(table)
+    worst = max(row.accuracy.mean * (1 - row.accuracy.mean) for row in rows)
+    error = 100 * (worst / test_samples) ** 0.5 if test_samples else float("nan")
+    spread = f"mean ± standard deviation over {most_seeds} seeds" if most_seeds > 1 else "one seed"
+    console.print(
+        f"{spread}. With {test_samples:,} test samples an accuracy is uncertain by up to ±{error:.1f} points "
+        "(one standard error) whatever the seeds say; differences of that size may be luck.\n"
+        "MB: traffic of the whole run, all participants. gradients: minibatch gradients of the whole run. "
+        "deviation: of the global model's accuracy on each client's own data; in brackets what chance alone "
+        "gives for clients this small. clients' tests: the mean over clients on test samples like their own.",
+        highlight=False,
+    )
+
+
+def _deviation(row: ClientRow | None) -> str:
+    return row.deviation_text if row else "–"

@@ -1,0 +1,67 @@
+"""Training what a config file describes: run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flatfed.cli.terminal import (
+    RUNS,
+    Assignments,
+    RayAddress,
+    Root,
+    Tracking,
+    Watcher,
+    command,
+    console,
+    describe_round,
+    on_ray,
+    round_progress,
+    trackers,
+)
+from flatfed.report.pictures import SyntheticPicture
+from flatfed.runs.compare import is_complete, run_folder
+from flatfed.runs.train import Run, run_config
+from flatfed.training.config import Config
+
+
+@command
+def run(
+    config: Annotated[Path, typer.Argument(help="A TOML file.")],
+    assignments: Assignments = None,
+    runs: Root = RUNS,
+    folder: Annotated[Path | None, typer.Option(help="This run's folder, instead of one in --runs.")] = None,
+    ray_address: RayAddress = None,
+    tensorboard: Tracking = None,
+) -> None:
+    """Train what a config file describes."""
+    checked = Config.read(config, [*(assignments or []), *on_ray(ray_address)])
+    run_in_folder(checked, folder or run_folder(checked, runs), tensorboard)
+
+
+def run_in_folder(config: Config, folder: Path, tensorboard: Path | None) -> None:
+    """Runs what is missing of a config's rounds and says how it ended."""
+    if is_complete(config, folder):
+        console.print(f"{folder} is complete: {config.training.rounds} rounds.")
+        return
+    callbacks = [SyntheticPicture(folder), *trackers(tensorboard, folder)]
+    with round_progress() as progress:
+        name = config.make_algorithm().name
+        task = progress.add_task(name, total=config.training.rounds, note="", unit="rounds")
+        finished = run_config(config, folder, [Watcher(progress, task, before=0), *callbacks])
+    _report_run(finished, folder)
+
+
+def _report_run(finished: Run, folder: Path) -> None:
+    last = finished.history[-1]
+    console.print(f"{finished.algorithm.name}: {last['round']} rounds, {describe_round(last)}")
+    for name, spread in finished.client_spreads.items():
+        console.print(
+            f"clients' own {name} data: mean accuracy {spread.mean:.1%}, deviation between clients "
+            f"{100 * spread.deviation:.1f} points; chance alone gives {100 * spread.chance:.1f}",
+            highlight=False,
+        )
+    console.print(f"clients were trained by the {finished.path} path: {finished.path_reason}")
+    console.print(f"run folder: {folder}")
