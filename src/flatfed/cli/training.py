@@ -26,9 +26,10 @@ from flatfed.cli.terminal import (
 )
 from flatfed.core.errors import DivergedError, FlatfedError
 from flatfed.core.settings import Settings
-from flatfed.runs.compare import ClientRow, Contestant, Row, compare, is_complete, run_folder
+from flatfed.runs.compare import Contestant, Row, compare, is_complete, run_folder
 from flatfed.runs.demo import DEMO_BASE, DEMO_CONTESTANTS, DEMO_SEEDS, DEMO_TARGET
 from flatfed.runs.folder import RunFolder, read_json
+from flatfed.runs.statistics import ClientRow
 from flatfed.training.callbacks import TensorBoard
 from flatfed.training.config import Config, with_assignments
 from flatfed.training.loop import Callback, Run

@@ -1,4 +1,4 @@
-"""What is examined: a model, its clients' data, and the state from which its training would go on.
+"""What diagnostics look at: a model, its clients' data, and the state from which its training would go on.
 
 Losses here are the plain mean loss on stored data: evaluation mode (running statistics, no dropout), no
 augmentation, no weight decay.
@@ -20,7 +20,7 @@ from flatfed.algorithms import ALGORITHMS
 from flatfed.core import random
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.errors import FlatfedError
-from flatfed.core.flat import Loss
+from flatfed.core.flat import Layout, Loss
 from flatfed.core.part import Carry, ClientContext, Correction, Finish
 from flatfed.core.rounds import broadcast
 from flatfed.core.settings import Settings, SettingsOptions
@@ -32,24 +32,24 @@ from flatfed.engines.worker import Metric
 from flatfed.runs.folder import RunFolder, read_json
 from flatfed.runs.identity import fingerprint
 from flatfed.training.config import Config
-from flatfed.training.loop import Run, default_metrics
+from flatfed.training.loop import Callback, Run, default_metrics, train
 
 GRADIENT_SLICE = 512
 
 Tick = Callable[[float], None]
-"""Told the share of the work that is done, 0 … 1."""
+"""Called with the share of the work that is done, 0 … 1."""
 
 
 def silent(share: float) -> None:
-    """For callers that do not watch."""
+    """Shows no progress."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """Everything that a diagnostic may look at; none of them changes it."""
+    """Everything that a diagnostic may look at; diagnostics leave it unchanged."""
 
     engine: LocalEngine
-    """Its model has the first weights, for diagnostics that train anew."""
+    """Its model has the first weights, for diagnostics that train again."""
     server: State
     buffers: State
     clients: ClientStore
@@ -62,6 +62,29 @@ class Subject:
     def model(self) -> Tensor:
         """The global model [P]."""
         return self.server["model"]
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells this training from any other."""
+        return fingerprint(self.engine)
+
+    @property
+    def initial_model(self) -> Tensor:
+        """The model [P] that the training started from."""
+        return self.engine.initial_vector
+
+    @property
+    def layout(self) -> Layout:
+        """Which part of a flat model is which parameter."""
+        return self.engine.plan.layout
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return self.engine.plan.dimensions.input_shape
+
+    @property
+    def metrics(self) -> Mapping[str, Metric]:
+        return self.engine.plan.metrics
 
     @property
     def received(self) -> dict[str, Tensor]:
@@ -81,7 +104,7 @@ class Subject:
         return self.engine.federation
 
     def some_clients(self, count: int | None) -> list[int]:
-        """So many clients, the same ones every time for a seed; all of them if None."""
+        """A number of clients, for one seed always the same ones; all of them if None."""
         population = len(self.federation)
         if count is None or count >= population:
             return list(range(population))
@@ -121,9 +144,9 @@ class Subject:
         generator = random.torch_generator(self.settings.seed, "examined samples")
         return torch.randperm(count, generator=generator)[:limit].sort().values
 
-    def evaluate(self, vector: Tensor, samples: Samples) -> dict[str, float]:
-        """Loss and metrics at any point [P]."""
-        return self.engine.evaluate(vector, self.buffers, samples)
+    def evaluate(self, vector: Tensor, samples: Samples, buffers: State | None = None) -> dict[str, float]:
+        """Loss and metrics at any point [P], with the global model's buffers unless others are given."""
+        return self.engine.evaluate(vector, self.buffers if buffers is None else buffers, samples)
 
     def loss(self, vector: Tensor, samples: Samples) -> Tensor:
         """The mean loss on a batch as a differentiable function of the flat model [P]."""
@@ -155,10 +178,23 @@ class Subject:
             total += share * piece
         return total
 
+    def train_again(self, federation: Federation, rounds: int, callback: Callback) -> None:
+        """Repeats the training from the first weights, on this federation or another."""
+        plan, settings = self.engine.plan, self.settings.model_dump()
+        train(
+            self.engine.model,
+            federation,
+            self.algorithm,
+            loss=plan.loss,
+            metrics=plan.metrics,
+            callbacks=[callback],
+            **{**settings, "rounds": rounds, "evaluate_every": rounds},
+        )
+
     def local_models(
         self, clients: Sequence[int], visit: Callable[[list[int], int, Tensor], None], tick: Tick = silent
     ) -> None:
-        """Trains clients for one round from the present state and shows every local model on the way.
+        """Trains clients for one round from the present state and visits every local model on the way.
 
         `visit(members, k, points)` gets the models [C, P] of some clients after k steps, k = 0 … K.
         """
@@ -211,7 +247,7 @@ def _slices(samples: Samples) -> Iterator[tuple[float, Samples]]:
 
 
 @contextmanager
-def examine(
+def inspect(
     model: nn.Module,
     federation: Federation,
     algorithm: Algorithm | None = None,
@@ -221,7 +257,7 @@ def examine(
     metrics: Mapping[str, Metric] | None = None,
     **options: Unpack[SettingsOptions],
 ) -> Iterator[Subject]:
-    """Any model with any federation: its own weights, or those that a `run` of it arrived at.
+    """Any model with any federation: its own weights, or the final ones of a `run`.
 
     Without a run, `algorithm` (FedAvg unless given) and `options`, the fields of `Settings`, say how clients
     would train from here; with one, they are the run's, and so are `loss` (else cross-entropy) and `metrics`
@@ -247,14 +283,14 @@ def examine(
 
 
 @contextmanager
-def examine_folder(folder: Path) -> Iterator[tuple[Subject, str]]:
+def inspect_folder(folder: Path) -> Iterator[tuple[Subject, str]]:
     """A run's last checkpoint and its fingerprint, rebuilt from the run folder alone."""
     existing = RunFolder.existing(folder)
     values = read_json(folder / "config.json")
     if not isinstance(values, dict) or "data" not in values:
         raise FlatfedError(
             f"{folder}: made from Python, whose model and data are not in the folder; there, use "
-            "flatfed.diagnostics.examine(model, federation, run=run) as a subject and "
+            "flatfed.diagnostics.inspect(model, federation, run=run) as a subject and "
             f"flatfed.diagnostics.diagnose({str(folder)!r}, subject=subject)"
         )
     checkpoint = existing.last_checkpoint()
