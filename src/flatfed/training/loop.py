@@ -29,19 +29,13 @@ from flatfed.core.part import Cohort, Part, ServerContext, Work
 from flatfed.core.rounds import broadcast, server_round
 from flatfed.core.sampling import cohort, local_steps
 from flatfed.core.settings import Settings, SettingsOptions
-from flatfed.core.state import State, initial_state
+from flatfed.core.state import Dimensions, State, initial_state
 from flatfed.data.federation import Federation
 from flatfed.engines.client_store import ClientStore
 from flatfed.engines.local import LocalEngine
 from flatfed.engines.sums import Totals
 from flatfed.engines.worker import Metric
-from flatfed.runs.folder import (
-    Checkpoint,
-    History,
-    RunFolder,
-    save_module,
-    write_atomically,
-)
+from flatfed.runs.folder import Checkpoint, History, RunFolder, save_module
 from flatfed.runs.identity import fingerprint
 from flatfed.training.checks import check_arguments, check_labels, too_short
 from flatfed.training.evaluation import ClientSpread, client_spreads
@@ -69,6 +63,8 @@ class Progress:
     record: Mapping[str, Any]
     """The round's line in the history."""
     cohort: Sequence[int]
+    dimensions: Dimensions
+    """The lengths of the server's vectors: parameters, inputs, classes."""
 
 
 Callback = Callable[[Progress], Mapping[str, float] | None]
@@ -332,7 +328,7 @@ class _Training:
         record = self._record(mean, server, buffers, time.perf_counter() - began)
         for name, value in prepared.items():
             record[name] = record.get(name, 0) + value
-        progress = Progress(self.round + 1, server, buffers, record, clients)
+        progress = Progress(self.round + 1, server, buffers, record, clients, self.plan.dimensions)
         for callback in callbacks:
             for name, value in (callback(progress) or {}).items():
                 if name in record:
@@ -361,13 +357,6 @@ class _Training:
                     if isinstance(callback, WatchesWork):
                         callback.work(work)
                 self._checkpoint_if_due()
-        if record and self.folder is not None:
-            from flatfed.report.pictures import synthetic_picture  # noqa: PLC0415
-
-            dimensions = self.plan.dimensions
-            picture = synthetic_picture(self.server, dimensions.input_shape, dimensions.classes)
-            if picture is not None:
-                write_atomically(self.folder.path / "synthetic.png", picture)
         return record
 
     @property
