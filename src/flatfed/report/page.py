@@ -1,7 +1,7 @@
 """The page itself: everything in one file that opens without a network.
 
 plotly.js goes in compressed, and the browser unpacks it once the text is on the screen; figures are drawn
-when they are scrolled to. All text passes through the template's escaping.
+when they are scrolled to.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import tomli_w
 from plotly.offline import get_plotlyjs
 
@@ -25,10 +24,9 @@ from flatfed.diagnostics.figures import Figure, Table
 from flatfed.report import sections
 from flatfed.report.group import Comparison, Method, comparisons
 from flatfed.report.read import RunRecord, find_runs, read_run
+from flatfed.report.templates import FOLDER, render
 from flatfed.runs.folder import write_atomically
 from flatfed.runs.statistics import last
-
-HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -79,18 +77,17 @@ def write_report(
         for figure in section.content
         if isinstance(figure, Figure)
     }
-    page = (
-        _environment()
-        .get_template("page.html")
-        .render(
-            title=title or _title(parts),
-            parts=parts,
-            tables=tables,
-            figures=json.dumps(figures, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
-            plotly=_plotly(),
-            style=(HERE / "page.css").read_text(encoding="utf-8"),
-            script=(HERE / "page.js").read_text(encoding="utf-8"),
-        )
+    page = render(
+        "page.html",
+        title=title or _title(parts),
+        parts=parts,
+        tables=tables,
+        details=_details,
+        config_file=config_file,
+        figures=json.dumps(figures, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+        plotly=_plotly(),
+        style=(FOLDER / "page.css").read_text(encoding="utf-8"),
+        script=(FOLDER / "page.js").read_text(encoding="utf-8"),
     )
     output.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(output, page.encode())
@@ -165,21 +162,6 @@ def _figure(figure: Figure, part: PagePart) -> dict[str, Any]:
 @lru_cache(maxsize=1)
 def _plotly() -> str:
     return base64.b64encode(zlib.compress(get_plotlyjs().encode(), 9)).decode()
-
-
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(HERE),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    environment.tests["figure"] = lambda content: isinstance(content, Figure)
-    environment.filters["command"] = command
-    environment.filters["toml"] = config_file
-    environment.filters["details"] = _details
-    return environment
 
 
 def config_file(config: Mapping[str, Any]) -> str | None:
