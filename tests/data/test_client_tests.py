@@ -16,8 +16,8 @@ import flatfed as ff
 from data import fake
 from flatfed import Federation, FlatfedError, cli
 from flatfed.data.client_tests import matching_rows, own_rows
-from flatfed.runs.compare import ClientRow
 from flatfed.runs.folder import RunFolder
+from flatfed.runs.statistics import ClientRow
 from flatfed.training import config as config_module
 from flatfed.training.config import Config
 

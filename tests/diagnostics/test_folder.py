@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 import flatfed as ff
 from flatfed.cli import app
-from flatfed.cli.diagnose import summary
 from flatfed.core.errors import FlatfedError
-from flatfed.diagnostics import CHEAP, DIAGNOSTICS, diagnose
-from flatfed.diagnostics.folder import options_of, plain
+from flatfed.diagnostics import DIAGNOSTICS, diagnose
+from flatfed.diagnostics.folder import plain
+from flatfed.diagnostics.registry import cheap_diagnostics
 from flatfed.report.read import read_run
 from flatfed.training.config import Config
 
@@ -50,7 +50,7 @@ def command(*arguments: object) -> tuple[int, str]:
 
 
 def test_every_diagnostic_writes_its_file_in_the_agreed_shape(folder, made):
-    known = {key for name in DIAGNOSTICS for key in options_of(name, {})}
+    known = {key for name in DIAGNOSTICS for key in DIAGNOSTICS[name].options({})}
     options = {**{key: value for key, value in QUICK.items() if key in known}, "other": str(made)}
     found = diagnose(folder, list(DIAGNOSTICS), options)
     fingerprint = json.loads((folder / "checkpoint" / "manifest.json").read_text())["fingerprint"]
@@ -60,7 +60,7 @@ def test_every_diagnostic_writes_its_file_in_the_agreed_shape(folder, made):
         assert content == found[name]
         assert (content["format"], content["name"], content["round"]) == (1, name, 2)
         assert content["fingerprint"] == fingerprint and content["seconds"] >= 0
-        assert content["options"] == options_of(name, options)
+        assert content["options"] == DIAGNOSTICS[name].options(options)
         results[name] = content["result"]
     shapes = {
         "hessian": {"global", "clients"},
@@ -111,7 +111,7 @@ def test_a_result_is_kept_until_options_or_checkpoint_differ(folder):
 def test_the_command_measures_the_cheap_ones_and_prints_them(folder):
     code, output = command(folder)
     assert code == 0, output
-    assert {path.stem for path in (folder / "diagnostics").iterdir()} == set(CHEAP)
+    assert {path.stem for path in (folder / "diagnostics").iterdir()} == set(cheap_diagnostics())
     assert "flatness distance" in output and "by chance" in output
 
 
@@ -166,7 +166,7 @@ def test_a_run_from_python_is_sent_to_the_python_functions(tmp_path):
     ff.train(network(), federation(), ff.fedavg(), rounds=1, metrics={}, folder=folder)
     code, output = command(folder)
     assert code == 2
-    assert "flatfed.diagnostics.examine(model, federation, run=run)" in output
+    assert "flatfed.diagnostics.inspect(model, federation, run=run)" in output
     assert f"flatfed.diagnostics.diagnose({str(folder)!r}, subject=subject)" in output
 
 
@@ -177,19 +177,19 @@ def test_a_run_from_python_is_examined_into_its_folder(tmp_path):
         return ff.train(network(), federation(), ff.fedavg(), rounds=rounds, folder=folder)
 
     run = trained(1)
-    with ff.diagnostics.examine(network(), federation(), run=run) as subject:
+    with ff.diagnostics.inspect(network(), federation(), run=run) as subject:
         diagnose(str(folder), ["drift"], {"clients": 2}, subject=subject)
         direct = ff.diagnostics.drift(subject, clients=2)
     record = read_run(folder)
     assert record.diagnostics["drift"]["result"] == direct and record.notes == ()
     run = trained(2)
-    with ff.diagnostics.examine(network(), federation(), run=run) as subject:
+    with ff.diagnostics.inspect(network(), federation(), run=run) as subject:
         assert diagnose(folder, ["drift"], subject=subject)["drift"]["round"] == 2
     # Neither another state nor another run gets into the folder.
     trained(3)
     for data in (federation(), federation(5)):
         with (
-            ff.diagnostics.examine(network(), data, run=run) as subject,
+            ff.diagnostics.inspect(network(), data, run=run) as subject,
             pytest.raises(FlatfedError, match="another run or state"),
         ):
             diagnose(folder, ["drift"], subject=subject)
@@ -238,8 +238,8 @@ def test_summaries_say_when_nothing_is_finite():
     nothing = {"train": [[None]], "loss": [[None]], "train_loss": [None], "global": None, "cosine": {}}
     nothing["clients"] = [{"sharpness": None}]
     for name in ("surface", "plane", "line", "sharpness"):
-        assert "–" in summary(name, nothing)
-    assert summary("perturbation", nothing) == "no estimate"
+        assert "–" in DIAGNOSTICS[name].summary(nothing)
+    assert DIAGNOSTICS["perturbation"].summary(nothing) == "no estimate"
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_convolutions_and_normalisation_are_examined_client_by_client(tmp_path):
     small = ff.Federation.from_tensors(pictures, test=pictures[0])
     run = ff.train(model, small, ff.fedsam(), rounds=2, local_steps=2, batch_size=8)
     assert run.path == "client"
-    with ff.diagnostics.examine(model, small, run=run) as subject:
+    with ff.diagnostics.inspect(model, small, run=run) as subject:
         assert ff.diagnostics.hessian(subject, probes=2, steps=5)["global"]["eigenvalues"][0] > 0
         found = ff.diagnostics.plane(subject, points=3)
         assert ff.diagnostics.local_stability(subject)["discrepancy"][0] == 0

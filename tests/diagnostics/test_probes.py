@@ -17,16 +17,16 @@ from flatfed.core.sampling import cohort
 from flatfed.diagnostics import clients as per_client
 from flatfed.diagnostics import (
     drift,
-    examine,
     flatness_distance,
     generalization,
     global_stability,
+    inspect,
     local_stability,
     perturbation,
     sharpness,
 )
 from flatfed.diagnostics.generalization import seen_clients
-from flatfed.diagnostics.stability import with_client_replaced
+from flatfed.diagnostics.global_stability import with_client_replaced
 from flatfed.training.loop import accuracy
 
 
@@ -89,7 +89,7 @@ def test_the_drift_probe_is_what_the_next_round_records(path):
     shorter = run(generic("fedmoswa"), rounds=2, **settings)
     longer = run(generic("fedmoswa"), rounds=3, **settings)
     before = [shorter.clients.row(client).clone() for client in range(8)]
-    with examine(network(), federation(), run=shorter) as subject:
+    with inspect(network(), federation(), run=shorter) as subject:
         found = drift(subject, clients=None)
         assert found == drift(subject, clients=None)
     assert all(torch.equal(shorter.clients.row(client), before[client]) for client in range(8))
@@ -104,7 +104,7 @@ def test_local_stability_of_quadratics_by_hand():
     problem = Quadratics.random(clients=3, size=2)
     result = problem.train(ff.fedavg(), rounds=1)
     rate, start = 0.2, result.server["model"]
-    with examine(result.model, problem.federation, run=result, loss=lambda o, t: o.mean()) as subject:
+    with inspect(result.model, problem.federation, run=result, loss=lambda o, t: o.mean()) as subject:
         found = local_stability(subject, clients=None)
     models = [start.clone() for _ in range(3)]
     assert found["steps"] == list(range(6))
@@ -118,7 +118,7 @@ def test_local_stability_of_quadratics_by_hand():
 def test_global_stability_is_the_distance_of_two_trainings(name):
     model, data = network(), federation()
     settings = {"participants": 3, "local_steps": 3, "batch_size": 5, "rounds": 4}
-    with examine(model, data, generic(name), **settings) as subject:
+    with inspect(model, data, generic(name), **settings) as subject:
         found = global_stability(subject, replacements=2, points=10)
         first = cohort(subject.settings, 8, 0)
     assert found["rounds"] == [1, 2, 3, 4]
@@ -162,7 +162,7 @@ def test_a_replaced_client_has_the_others_data_and_nobody_else_changes():
 def test_sharpness_is_the_rise_along_the_gradient():
     data = federation()
     result = run(generic("fedsam"), data=data)
-    with examine(network(), data, run=result) as subject:
+    with inspect(network(), data, run=result) as subject:
         found = sharpness(subject, samples=None, clients=2, radius=0.2)
         usual = sharpness(subject, samples=None, clients=1)["radius"]
         cases = [(found["global"], subject.training_data(None))]
@@ -192,7 +192,7 @@ def test_sharpness_is_the_rise_along_the_gradient():
 def test_perturbation_cosines(name, estimates):
     data = federation()
     result = run(generic(name), data=data, rounds=2, batch_size=None, local_steps=2)
-    with examine(network(), data, run=result) as subject:
+    with inspect(network(), data, run=result) as subject:
         found = perturbation(subject, samples=None, clients=None)
         origin, pooled = subject.received["model"], subject.training_data(None)
         own = [gradient_of(network(), origin, *subject.data(client)) for client in range(8)]
@@ -220,7 +220,7 @@ def test_the_synthetic_estimate_mixes_the_gradient_on_synthetic_samples():
         local_weight=0.3, warm_rounds=2, samples_per_class=2, iterations=3, span=1, synthetic_batch=4
     )
     result = run(algorithm, data=data, rounds=5, batch_size=None, local_steps=2)
-    with examine(network(), data, run=result) as subject:
+    with inspect(network(), data, run=result) as subject:
         found = perturbation(subject, samples=None, clients=2)["cosine"]
         early = perturbation(replace(subject, server=subject.server | {"synthetic_ready": torch.zeros(1)}))
         members, origin, pooled = subject.some_clients(2), subject.model, subject.training_data(None)
@@ -251,7 +251,7 @@ def test_generalization_tells_seen_from_unseen_clients():
     result = run(ff.fedavg(), data=data, rounds=2, participants=2, recorder=recorder)
     seen = sorted({client for members in recorder.cohorts for client in members})
     unseen = sorted(set(range(8)) - set(seen))
-    with examine(network(), data, run=result, metrics={"accuracy": accuracy}) as subject:
+    with inspect(network(), data, run=result, metrics={"accuracy": accuracy}) as subject:
         assert seen_clients(subject) == seen
         found = generalization(subject)
         model = subject.model
@@ -269,7 +269,7 @@ def test_generalization_tells_seen_from_unseen_clients():
 def test_without_unseen_clients_there_is_no_gap_to_them():
     data = labelled()
     result = run(ff.fedavg(), data=data, rounds=1, participants=8)
-    with examine(network(), data, run=result, metrics={"accuracy": accuracy}) as subject:
+    with inspect(network(), data, run=result, metrics={"accuracy": accuracy}) as subject:
         found = generalization(subject)
     assert found["unseen_clients"] is None
     assert set(found["gap"]) == {"loss", "accuracy"}
@@ -277,7 +277,7 @@ def test_without_unseen_clients_there_is_no_gap_to_them():
 
 def test_per_client_accuracy_and_its_floor():
     data = federation(unequal=True)
-    with examine(network(), data) as subject:
+    with inspect(network(), data) as subject:
         found = per_client(subject)
         naive = [accuracy_of(subject.model, *subject.data(client)) for client in range(8)]
     assert found["accuracy"] == pytest.approx(naive)
@@ -291,7 +291,7 @@ def test_per_client_accuracy_and_its_floor():
 
 
 def test_samples_are_drawn_without_repetition_and_always_the_same():
-    with examine(network(), federation(unequal=True)) as subject:
+    with inspect(network(), federation(unequal=True)) as subject:
         whole, some = subject.training_data(None), subject.training_data(20)
         assert torch.equal(some[0], subject.training_data(20)[0])
         rows = [int((whole[0] == row).all(1).nonzero()) for row in some[0]]
@@ -303,7 +303,7 @@ def test_a_run_brings_its_own_algorithm():
     result = run(ff.fedavg(), rounds=1)
     with (
         pytest.raises(ff.FlatfedError, match="run: it has its own"),
-        examine(network(), federation(), ff.fedavg(), run=result),
+        inspect(network(), federation(), ff.fedavg(), run=result),
     ):
         pass
 
@@ -318,11 +318,11 @@ def test_a_run_brings_its_own_loss_and_metrics():
     )
     everything = torch.cat(data)
     outputs, targets = result.model(everything), everything.sum(1, keepdim=True)
-    with examine(model, numbers, run=result) as subject:
+    with inspect(model, numbers, run=result) as subject:
         found = subject.evaluate(subject.model, subject.training_data(None))
     assert found == pytest.approx(
         {"loss": float((outputs - targets).square().mean()), "error": float((outputs - targets).abs().mean())}
     )
-    with examine(model, numbers, run=result, loss=error) as subject:
+    with inspect(model, numbers, run=result, loss=error) as subject:
         other = subject.evaluate(subject.model, subject.training_data(None))
     assert other == pytest.approx({"loss": found["error"]})

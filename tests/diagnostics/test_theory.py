@@ -11,7 +11,7 @@ from problems import Quadratics, federation, gradient_of, network, run
 
 import flatfed as ff
 from flatfed.core.sampling import batches
-from flatfed.diagnostics import examine, global_stability, theory
+from flatfed.diagnostics import global_stability, inspect, theory
 from flatfed.diagnostics.theory import (
     estimated_constants,
     fedswa_generalization_order,
@@ -96,7 +96,7 @@ def test_the_generalization_order_by_hand():
 def test_constants_are_those_of_naive_estimates():
     data = federation()
     result = run(ff.fedavg(), data=data, rounds=2)
-    with examine(network(), data, run=result) as subject:
+    with inspect(network(), data, run=result) as subject:
         found = estimated_constants(subject, clients=None, count=2)
         settings, model = subject.settings, subject.model
         samples = [subject.data(client) for client in range(8)]
@@ -120,7 +120,7 @@ def test_constants_are_those_of_naive_estimates():
 def test_smoothness_is_the_largest_curvature_of_a_client():
     problem = Quadratics.random(clients=3, size=4)
     result = problem.train(ff.fedmoswa(), rounds=2)
-    with examine(result.model, problem.federation, run=result, loss=lambda o, t: o.mean()) as subject:
+    with inspect(result.model, problem.federation, run=result, loss=lambda o, t: o.mean()) as subject:
         found = theory(subject, clients=None)
     assert found["constants"]["smoothness"] == pytest.approx(
         float(torch.linalg.eigvalsh(problem.curvatures).max())
@@ -131,7 +131,7 @@ def test_smoothness_is_the_largest_curvature_of_a_client():
 def test_unequal_clients_have_one_bound_in_both_diagnostics():
     data = federation(unequal=True)
     options = {"local_epochs": 1, "batch_size": 2, "rounds": 3}
-    with examine(network(), data, ff.fedavg(), **options) as subject:
+    with inspect(network(), data, ff.fedavg(), **options) as subject:
         bounds = theory(subject)["bounds"]["stability"]["y"]
         assert bounds == global_stability(subject, replacements=1)["bound"]
         sizes = [len(data.client(client)) for client in range(len(data))]

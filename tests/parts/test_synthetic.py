@@ -945,8 +945,18 @@ def convolutional() -> nn.Module:
 @pytest.mark.parametrize("name", WITH_SAMPLES)
 def test_images_are_distilled_augmented_and_drawn(name: str, tmp_path: Path) -> None:
     """The same bits for any number of workers, with convolutions and, in DynaFed, augmentation."""
+    from flatfed.report.pictures import SyntheticPicture
+
     one, three = (
-        train(name, tmp_path / str(count), convolutional(), images(), rounds=4, workers=count)
+        train(
+            name,
+            None,
+            convolutional(),
+            images(),
+            rounds=4,
+            workers=count,
+            callbacks=[SyntheticPicture(tmp_path / str(count))],
+        )
         for count in (1, 3)
     )
     assert_same(one, three)

@@ -8,11 +8,11 @@ import pytest
 
 from flatfed.core.errors import DivergedError
 from flatfed.diagnostics import DIAGNOSTICS, diagnose
-from flatfed.diagnostics.folder import options_of
+from flatfed.diagnostics.figures import MethodResults
 from flatfed.report import write_report
-from flatfed.report.diagnosed import SECTIONS, sections
 from flatfed.report.group import Comparison, comparisons
 from flatfed.report.read import read_run
+from flatfed.report.sections import diagnosed
 from flatfed.training.config import Config
 
 QUICK = {"samples": 60, "clients": 3, "points": 4, "probes": 2, "steps": 3, "replacements": 1}
@@ -44,11 +44,13 @@ def test_everything_measured_is_shown_and_nothing_is_misunderstood(tmp_path):
     for folder in folders:
         diagnose(folder, names, {**QUICK, "other": str(folders[0])})
     (comparison,) = compared(*folders)
-    found, notes = sections(comparison)
+    found, notes = diagnosed(comparison)
     assert notes == []
-    for builders in SECTIONS.values():
-        for name, builder in builders.items():
-            assert builder(comparison), name
+    for name in DIAGNOSTICS:
+        results = [
+            MethodResults(method.number, method.label, method.measured(name)) for method in comparison.methods
+        ]
+        assert any(not item.is_empty for item in DIAGNOSTICS[name].show({name: results})), name
     content = {each.name: each for section in found for each in section.content}
     assert [trace["name"] for trace in content["theory-0"].traces] == [
         "fedavg: bound",
@@ -68,7 +70,8 @@ def test_a_diverged_run_stands_beside_others(tmp_path):
         made(wild, "fedavg", 64, lr=1e12)
     failures: list[str] = []
     names = [name for name in DIAGNOSTICS if name != "line"]
-    given = {key: value for key, value in QUICK.items() if any(key in options_of(name, {}) for name in names)}
+    known = {key for name in names for key in DIAGNOSTICS[name].options({})}
+    given = {key: value for key, value in QUICK.items() if key in known}
     diagnose(wild, names, given, failed=lambda name, error: failures.append(name))
     measured = set(read_run(wild).diagnostics)
     assert measured and measured | set(failures) == set(names)

@@ -9,13 +9,13 @@ import statistics
 import pytest
 
 from flatfed.core.errors import FlatfedError
+from flatfed.diagnostics.figures import axes, log_axis
 from flatfed.report import write_report
-from flatfed.report.content import axes, log_axis
-from flatfed.report.diagnosed import sections
 from flatfed.report.group import comparisons
+from flatfed.report.page import config_file
 from flatfed.report.read import find_runs, read_run
-from flatfed.report.toml import toml
-from flatfed.report.training import ACCURACY, clients, summary, to_targets, usual_targets
+from flatfed.report.sections import clients, diagnosed, summary, to_targets, usual_targets
+from flatfed.runs.statistics import ACCURACY
 from flatfed.training.config import Config
 from flatfed.training.evaluation import client_spreads
 from report.example import config, write_diagnostics, write_run
@@ -202,7 +202,7 @@ def test_means_deviations_and_costs_are_those_of_the_histories(tmp_path):
         values = [each[place][ACCURACY] for each in lines]
         assert curve.mean[place] == pytest.approx(sum(values) / 3)
         assert curve.deviation[place] == pytest.approx(statistics.stdev(values))
-    traffic = method.total("bytes_up", "bytes_down").mean
+    traffic = method.running_total("bytes_up", "bytes_down").mean
     assert traffic == pytest.approx([(place + 1) * (500 + (1000 + 2000 + 3000) / 3) for place in range(6)])
 
 
@@ -224,8 +224,8 @@ def test_rounds_to_a_target_count_the_first_and_say_how_many_reach_it(tmp_path):
         (folder / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     comparison = methods_of(*folders)
     method = comparison.methods[0]
-    assert method.rounds_to(ACCURACY, 0.5) == [2, 4]
-    assert method.rounds_to(ACCURACY, 0.6) == [2]
+    assert method.rounds_to(0.5) == [2, 4]
+    assert method.rounds_to(0.6) == [2]
     rounds, megabytes, _ = to_targets(comparison, [0.5, 0.6, 0.9]).content
     assert [cell.text for cell in rounds.rows[0][1:]] == ["3 ± 1", "2 (1 of 2)", "not reached"]
     assert megabytes.rows[0][2].value == pytest.approx(2 * (500 + (1000 + 2000) / 2) / 1e6)
@@ -253,7 +253,7 @@ def test_the_summary_has_a_line_for_each_method(tmp_path):
 def test_every_diagnostic_has_its_place(tmp_path):
     folder = write_run(tmp_path / "run")
     write_diagnostics(folder)
-    found, notes = sections(methods_of(folder))
+    found, notes = diagnosed(methods_of(folder))
     assert notes == []
     names = {content.name for section in found for content in section.content}
     assert names >= {
@@ -286,7 +286,7 @@ def named(found, name):
 def test_bounds_stand_beside_what_was_measured(tmp_path):
     folder = write_run(tmp_path / "run")
     write_diagnostics(folder)
-    figure = named(sections(methods_of(folder))[0], "theory-0")
+    figure = named(diagnosed(methods_of(folder))[0], "theory-0")
     assert [trace["name"] for trace in figure.traces] == ["fedavg: bound", "fedavg"]
     measured = json.loads((folder / "diagnostics" / "global_stability.json").read_text())["result"]
     assert figure.traces[1]["x"] == measured["rounds"]
@@ -313,7 +313,7 @@ def test_surfaces_without_finite_heights_or_a_second_direction_are_no_pictures(t
         content = json.loads(path.read_text())
         content["result"] |= change
         path.write_text(json.dumps(content))
-    found, notes = sections(methods_of(*folders))
+    found, notes = diagnosed(methods_of(*folders))
     assert notes == []
     (section,) = [each for each in found if each.name == "surfaces"]
     assert [figure.name for figure in section.content] == [
@@ -329,7 +329,7 @@ def test_unseen_clients_and_clients_tests_have_their_numbers(tmp_path):
     folder = write_run(tmp_path / "run")
     write_diagnostics(folder)
     comparison = methods_of(folder)
-    table = named(sections(comparison)[0], "generalization")
+    table = named(diagnosed(comparison)[0], "generalization")
     row = dict(zip(table.columns, table.rows[0], strict=True))
     assert row["gap to unseen clients: loss"].value == 0.3
     assert row["gap to unseen clients: accuracy %"].value == pytest.approx(8)
@@ -355,12 +355,29 @@ def test_sharpness_over_different_radii_is_noted(tmp_path):
     folders = [write_run(tmp_path / name, name) for name in ("fedavg", "fedsam")]
     for folder in folders:
         write_diagnostics(folder)
-    assert "radii differ" not in named(sections(methods_of(*folders))[0], "sharpness").note
+    assert "radii differ" not in named(diagnosed(methods_of(*folders))[0], "sharpness").note
     path = folders[0] / "diagnostics" / "sharpness.json"
     content = json.loads(path.read_text())
     content["result"]["radius"] = 0.05
     path.write_text(json.dumps(content))
-    assert "radii differ" in named(sections(methods_of(*folders))[0], "sharpness").note
+    assert "radii differ" in named(diagnosed(methods_of(*folders))[0], "sharpness").note
+
+
+def test_the_heights_of_a_plane_belong_to_its_axes(tmp_path):
+    folder = write_run(tmp_path / "run")
+    write_diagnostics(folder)
+    path = folder / "diagnostics" / "plane.json"
+    content = json.loads(path.read_text())
+    # The loss at x[i], y[j] is loss[i][j].
+    content["result"] |= {"x": [0, 1], "y": [0, 1, 2], "loss": [[0, 1, 2], [10, 11, 12]]}
+    path.write_text(json.dumps(content))
+    contour = named(diagnosed(methods_of(folder))[0], "plane-0").traces[0]
+    heights = {
+        (x, y): z
+        for y, row in zip(contour["y"], contour["z"], strict=True)
+        for x, z in zip(contour["x"], row, strict=True)
+    }
+    assert heights == {(x, y): 10 * x + y for x in (0, 1) for y in (0, 1, 2)}
 
 
 def test_a_method_without_estimates_has_no_picture_of_them(tmp_path):
@@ -370,7 +387,7 @@ def test_a_method_without_estimates_has_no_picture_of_them(tmp_path):
     content = json.loads(path.read_text())
     content["result"]["cosine"] = {}
     path.write_text(json.dumps(content))
-    found, _ = sections(methods_of(folder))
+    found, _ = diagnosed(methods_of(folder))
     assert not any(each.name == "perturbation-0" for section in found for each in section.content)
 
 
@@ -397,7 +414,7 @@ def test_a_last_value_that_is_no_number_is_not_replaced_by_an_earlier_one(tmp_pa
     lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
     lines[2]["test_accuracy"] = float("nan")
     (folder / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert methods_of(folder).methods[0].final(ACCURACY) is None
+    assert methods_of(folder).methods[0].last() is None
     notes = write_report([folder], tmp_path / "report.html")
     assert f"{folder}: at the last round test_accuracy is not a finite number" in notes
 
@@ -416,7 +433,7 @@ def test_the_config_file_gives_the_same_config(tmp_path):
     values["training"] |= {"batch_size": None, "clip": None, "device": 'c"p\\u\n'}
     values["data"]["options"] = {}
     path = tmp_path / "config.toml"
-    path.write_text(toml(values))
+    path.write_text(config_file(values))
     assert Config.read(path) == Config.checked(values)
     composed = {
         **values,
@@ -425,5 +442,5 @@ def test_the_config_file_gives_the_same_config(tmp_path):
             "correct": [{"part": "proximal", "weight": 0.1}],
         },
     }
-    path.write_text(toml(composed))
+    path.write_text(config_file(composed))
     assert Config.read(path) == Config.checked(composed)

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import flatfed as ff
 from flatfed import cli
+from flatfed.core.state import Dimensions
 from flatfed.runs.folder import RunFolder
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits.toml"
@@ -24,7 +25,8 @@ def curves(folder: Path) -> dict[str, dict[int, float]]:
 
 
 def progress(number: int, value: float) -> ff.Progress:
-    return ff.Progress(number, {}, {}, {"round": number, "test_accuracy": value, "update_norm": 1.0}, [0])
+    line = {"round": number, "test_accuracy": value, "update_norm": 1.0}
+    return ff.Progress(number, {}, {}, line, [0], Dimensions(1, (1,)))
 
 
 def test_every_number_of_the_history_is_written(tmp_path):

@@ -27,7 +27,8 @@ from flatfed.cli.terminal import (
 )
 from flatfed.core.algorithm import TRANSPORT
 from flatfed.core.errors import DivergedError, FlatfedError
-from flatfed.runs.compare import DEMO, ClientRow, Contestant, Row, compare, run_folder
+from flatfed.runs.compare import DEMO, Contestant, Row, compare, run_folder
+from flatfed.runs.statistics import ClientRow
 from flatfed.training.config import Config, with_assignments
 from flatfed.training.loop import Callback
 

@@ -23,13 +23,12 @@ from flatfed.cli.terminal import (
     round_progress,
 )
 from flatfed.core.errors import DivergedError, FlatfedError
+from flatfed.diagnostics.figures import Table as ReportTable
+from flatfed.diagnostics.figures import TableCell, amount, cell
 from flatfed.papers import tables
 from flatfed.papers.presets import Cell
 from flatfed.papers.reproduce import Result, chosen_cells, remaining_work, seeded
 from flatfed.papers.reproduce import reproduce as run_cells
-from flatfed.report.content import Cell as TableCell
-from flatfed.report.content import Table as ReportTable
-from flatfed.report.content import amount, cell
 from flatfed.runs.compare import run_folder
 from flatfed.training.loop import Callback
 

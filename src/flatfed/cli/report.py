@@ -10,8 +10,8 @@ import typer
 from rich.markup import escape
 
 from flatfed.cli.terminal import app, command_of, complain, console
+from flatfed.diagnostics.figures import Table
 from flatfed.report import write_report
-from flatfed.report.content import Table
 from flatfed.runs.folder import RunFolder
 
 command = command_of(app, "an earlier report is left as it was")
@@ -38,7 +38,7 @@ def end_with_report(
     title: str = "",
     tables: Sequence[Table] = (),
 ) -> None:
-    """A report on a command's runs, by folder and name; those that diverged at once have nothing to show."""
+    """Reports on a command's runs, by folder and name, without those that diverged in their first round."""
     begun = [folder for folder in labels if RunFolder(folder).read_history()]
     if begun:
         _write(begun, output, targets=targets, labels=labels, title=title, tables=tables)

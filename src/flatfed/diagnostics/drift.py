@@ -1,4 +1,4 @@
-"""How far clients go from the model they received, and from one another."""
+"""How far clients move away from the model they received, and from one another."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from flatfed.core.types import Count
+from flatfed.diagnostics.figures import Content, Measurements, Result, brief, chart, method_table, significant
+from flatfed.diagnostics.registry import diagnostic
 from flatfed.diagnostics.subject import Subject, Tick, silent
 
 
@@ -16,16 +18,37 @@ def flatness_distance(models: Tensor) -> float:
     return float((models - models.mean(0)).square().sum(-1).mean())
 
 
+def summary(result: Result) -> str:
+    return (
+        f"flatness distance {brief(result['flatness_distance'])}, "
+        f"client drift {brief(result['client_drift'])}"
+    )
+
+
+def show(measured: Measurements) -> Content:
+    methods = measured["drift"]
+    columns = {
+        "flatness distance": lambda method: significant(method.spread("flatness_distance")),
+        "client drift": lambda method: significant(method.spread("client_drift")),
+    }
+    lines = [method.mean_line("steps", "drift_by_step") for method in methods]
+    return [
+        method_table("drift", "Drift", methods, columns),
+        chart("drift", "Client drift during a round", lines, "local step", "drift"),
+    ]
+
+
+@diagnostic("stability", summary, show, cheap=True)
 def drift(subject: Subject, *, clients: Count | None = 10, tick: Tick = silent) -> dict[str, Any]:
     """One more round from the present state, without keeping it.
 
-    `client_drift` is the mean over clients and steps k = 1 … K of ‖x_{i,k} − x‖², `drift_by_step` that over
-    the clients which take so many steps.
+    `client_drift` is the mean over clients and steps k = 1 … K of ‖x_{i,k} − x‖²; `drift_by_step` is the mean
+    over the clients that take at least k steps.
     """
     members = subject.some_clients(clients)
     origin = subject.received["model"]
-    squared: dict[int, list[float]] = {}
-    of_clients: dict[int, list[float]] = {client: [] for client in members}
+    by_step: dict[int, list[float]] = {}
+    by_client: dict[int, list[float]] = {client: [] for client in members}
     last: dict[int, Tensor] = {}
 
     def visit(trained: list[int], step: int, points: Tensor) -> None:
@@ -33,15 +56,15 @@ def drift(subject: Subject, *, clients: Count | None = 10, tick: Tick = silent) 
         for client in trained:
             if step > 0:
                 distance = float(last[client].square().sum())
-                squared.setdefault(step, []).append(distance)
-                of_clients[client].append(distance)
+                by_step.setdefault(step, []).append(distance)
+                by_client[client].append(distance)
 
     subject.local_models(members, visit, tick)
     return {
         "flatness_distance": flatness_distance(torch.stack([last[client] for client in members])),
-        "client_drift": sum(_mean(each) for each in of_clients.values()) / len(members),
-        "steps": sorted(squared),
-        "drift_by_step": [_mean(squared[step]) for step in sorted(squared)],
+        "client_drift": _mean([_mean(distances) for distances in by_client.values()]),
+        "steps": sorted(by_step),
+        "drift_by_step": [_mean(by_step[step]) for step in sorted(by_step)],
     }
 
 

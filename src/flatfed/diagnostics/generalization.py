@@ -1,14 +1,27 @@
-"""How the model does on data that it was not trained on, and on every single client."""
+"""How the model does on data that it was not trained on."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from flatfed.core.errors import FlatfedError
 from flatfed.core.sampling import cohort
 from flatfed.core.types import Count
+from flatfed.diagnostics.figures import (
+    Content,
+    Measurements,
+    MethodResults,
+    Result,
+    TableCell,
+    brief,
+    method_table,
+    percent,
+    significant,
+)
+from flatfed.diagnostics.registry import diagnostic
 from flatfed.diagnostics.subject import Subject, Tick, silent
-from flatfed.training.evaluation import ClientSpread
+from flatfed.runs.statistics import Spread
 
 
 def seen_clients(subject: Subject) -> list[int]:
@@ -18,11 +31,41 @@ def seen_clients(subject: Subject) -> list[int]:
     return sorted({client for number in rounds for client in cohort(subject.settings, population, number)})
 
 
+COLUMNS = {
+    "training": ("train", ""),
+    "test": ("test", ""),
+    "unseen clients": ("unseen_clients", ""),
+    "gap to test": ("gap", ""),
+    "gap to unseen clients": ("gap", "unseen_"),
+}
+"""The report's columns: the part of a result, and what stands before the names of its numbers."""
+
+
+def summary(result: Result) -> str:
+    return ", ".join(f"{name} gap {brief(value)}" for name, value in result["gap"].items())
+
+
+def show(measured: Measurements) -> Content:
+    columns = {}
+    for title, (part, prefix) in COLUMNS.items():
+        columns[f"{title}: loss"] = _column(significant, part, f"{prefix}loss")
+        columns[f"{title}: accuracy %"] = _column(percent, part, f"{prefix}accuracy")
+    return [method_table("generalization", "Generalisation", measured["generalization"], columns)]
+
+
+def _column(
+    cell: Callable[[Spread | None], TableCell], part: str, name: str
+) -> Callable[[MethodResults], TableCell]:
+    """Not every run has an accuracy or unseen clients."""
+    return lambda method: cell(Spread.of_finite((result[part] or {}).get(name) for result in method.results))
+
+
+@diagnostic("generalisation", summary, show, cheap=True)
 def generalization(subject: Subject, *, samples: Count | None = None, tick: Tick = silent) -> dict[str, Any]:
     """Loss and metrics on the participants' training data, on the test data and on unseen clients' data.
 
-    "train" pools the clients that have taken part (everybody's before the first round), "unseen_clients"
-    those that never have. Gaps are losses minus, and metrics below, those on "train".
+    "train" pools the clients that have taken part (all of them before the first round), "unseen_clients"
+    those that never have. Gaps are losses above, and metrics below, those on "train".
     """
     if subject.federation.test is None:
         raise FlatfedError("generalization: the federation has no test data; give it some")
@@ -37,32 +80,11 @@ def generalization(subject: Subject, *, samples: Count | None = None, tick: Tick
         others = subject.evaluate(subject.model, subject.training_data(samples, unseen))
     tick(1.0)
 
-    def gap(found: dict[str, float]) -> dict[str, float]:
+    def gap(numbers: dict[str, float]) -> dict[str, float]:
         return {
             name: value - train[name] if name == "loss" else train[name] - value
-            for name, value in found.items()
+            for name, value in numbers.items()
         }
 
     gaps = gap(test) | {f"unseen_{name}": value for name, value in gap(others or {}).items()}
     return {"train": train, "test": test, "unseen_clients": others, "gap": gaps}
-
-
-def clients(subject: Subject, *, tick: Tick = silent) -> dict[str, Any]:
-    """The global model's accuracy on each client's own data, and how much of its deviation is chance."""
-    if "accuracy" not in subject.engine.plan.metrics:
-        raise FlatfedError("clients: needs a metric named accuracy; give one in metrics")
-    population = len(subject.federation)
-    accuracy, sizes = [], []
-    for client in range(population):
-        data = subject.data(client)
-        accuracy.append(subject.evaluate(subject.model, data)["accuracy"])
-        sizes.append(len(data[0]))
-        tick((client + 1) / population)
-    spread = ClientSpread.of(accuracy, sizes)
-    return {
-        "accuracy": accuracy,
-        "mean": spread.mean,
-        "deviation": spread.deviation,
-        "binomial_floor": spread.chance,
-        "samples": sizes,
-    }

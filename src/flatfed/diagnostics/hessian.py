@@ -20,7 +20,21 @@ from flatfed.core import random
 from flatfed.core.errors import FlatfedError
 from flatfed.core.types import Count, Seed
 from flatfed.data.federation import Samples
+from flatfed.diagnostics.figures import (
+    Content,
+    Measurements,
+    Result,
+    box,
+    box_chart,
+    brief,
+    chart,
+    line,
+    method_table,
+    significant,
+)
+from flatfed.diagnostics.registry import diagnostic
 from flatfed.diagnostics.subject import Subject, Tick, silent
+from flatfed.runs.statistics import mean
 
 Array = NDArray[np.float64]
 Product = Callable[[Array], Array]
@@ -43,14 +57,14 @@ def top_eigenvalues(product: Product, size: int, count: int, seed: int = 0) -> l
         return [0.0] * count
     operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
     try:
-        found = eigsh(
+        values = eigsh(
             operator, count, which="LA", v0=start, tol=TOLERANCE, maxiter=300, return_eigenvectors=False
         )
     except ArpackError as error:
-        found = error.eigenvalues if isinstance(error, ArpackNoConvergence) else []
-        if not len(found):
+        values = error.eigenvalues if isinstance(error, ArpackNoConvergence) else []
+        if not len(values):
             raise FlatfedError("hessian: no eigenvalue converged; try samples = more") from None
-    return sorted(map(float, found), reverse=True)
+    return sorted(map(float, values), reverse=True)
 
 
 def lanczos(product: Product, start: Array, steps: int) -> tuple[Array, Array]:
@@ -123,6 +137,40 @@ def products(subject: Subject, samples: Samples) -> Product:
     return product
 
 
+def summary(result: Result) -> str:
+    whole = result["global"]
+    largest = max(client["eigenvalues"][0] for client in result["clients"])
+    return (
+        f"top eigenvalue {brief(whole['eigenvalues'][0])} (clients up to {brief(largest)}), "
+        f"trace {brief(whole['trace'])} ± {brief(whole['trace_error'])}"
+    )
+
+
+def show(measured: Measurements) -> Content:
+    methods = measured["hessian"]
+    columns = {
+        "largest eigenvalue": lambda method: significant(method.spread("global", "eigenvalues", 0)),
+        "trace": lambda method: significant(method.spread("global", "trace")),
+        "standard error of the trace": lambda method: significant(method.spread("global", "trace_error")),
+        "clients' largest, mean": lambda method: significant(mean(method.of_clients("eigenvalues", 0))),
+    }
+    tops, densities, boxes = [], [], []
+    for method in methods:
+        values, density = method.first["global"]["eigenvalues"], method.first["global"].get("density")
+        tops.append(line(method, range(1, len(values) + 1), values, mode="lines+markers"))
+        if density:
+            densities.append(line(method, density["values"], density["density"]))
+        if of_clients := method.of_clients("eigenvalues", 0):
+            boxes.append(box(method, of_clients))
+    return [
+        method_table("hessian", "Curvature of the training loss", methods, columns, "Smaller is flatter."),
+        chart("eigenvalues", "Largest eigenvalues of the Hessian", tops, "rank", "eigenvalue"),
+        chart("density", "Spectral density of the Hessian", densities, "eigenvalue", "density", decades=6),
+        box_chart("client-eigenvalues", "Largest eigenvalue on each client's data", boxes, "eigenvalue"),
+    ]
+
+
+@diagnostic("flatness", summary, show)
 def hessian(
     subject: Subject,
     *,
@@ -147,11 +195,10 @@ def hessian(
 
     pooled = products(subject, subject.training_data(samples))
     whole = spectrum(pooled, size, eigenvalues, probes, steps, seed, part(0, 0.6))
-    found = []
+    of_clients = []
     for index, client in enumerate(members):
         own = products(subject, subject.data(client))
         watch = part(0.6 + 0.4 * index / len(members), 0.6 + 0.4 * (index + 1) / len(members))
-        found.append(
-            {"client": client, **spectrum(own, size, eigenvalues, probes, client_steps, seed, watch)}
-        )
-    return {"global": whole, "clients": found}
+        values = spectrum(own, size, eigenvalues, probes, client_steps, seed, watch)
+        of_clients.append({"client": client, **values})
+    return {"global": whole, "clients": of_clients}

@@ -1,22 +1,36 @@
-"""The loss around a model: on filter-normalised random directions, between two models, among the clients."""
+"""The loss around a model along filter-normalised random directions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+import math
+import statistics
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from flatfed.core import random
-from flatfed.core.errors import FlatfedError
 from flatfed.core.flat import Layout
-from flatfed.core.state import State
 from flatfed.core.types import Count, Positive, Seed
 from flatfed.data.federation import Samples
+from flatfed.diagnostics.figures import (
+    Content,
+    Figure,
+    Measurements,
+    MethodResults,
+    Trace,
+    axes,
+    brief,
+    chart,
+    heights,
+    line,
+)
+from flatfed.diagnostics.registry import diagnostic
 from flatfed.diagnostics.subject import Subject, Tick, silent
-from flatfed.runs.folder import RunFolder
+from flatfed.runs.statistics import finite_values
+
+HOVER = "a %{y:.3g}, b %{x:.3g}<br>loss %{z:.4g}<extra></extra>"
 
 
 def random_directions(size: int, count: int, seed: int) -> Tensor:
@@ -65,6 +79,73 @@ def losses_on_plane(
     return rows
 
 
+def grid_summary(losses: Iterable[Iterable[Any]]) -> str:
+    """The range of the training loss on a grid."""
+    finite = finite_values(loss for row in losses for loss in row)
+    low, high = min(finite, default=None), max(finite, default=None)
+    return f"training loss {brief(low)} … {brief(high)} on {len(finite)} points"
+
+
+def show(measured: Measurements) -> Content:
+    """For each method the training loss in 3-D and the test loss as a map, and cuts through all of them.
+
+    All figures of a kind have one scale. The test losses are maps because a browser has only so many 3-D
+    pictures at a time.
+    """
+    methods = measured["surface"]
+    scales = {kind: _scale(methods, kind) for kind in ("train", "test")}
+    figures = []
+    for method in methods:
+        for kind, draw in (("train", _surface), ("test", _map)):
+            # A surface along one direction is only in the cut.
+            if len(method.first["b"]) > 1 and _losses(method, kind):
+                figures.append(draw(method, *scales[kind]))
+    for kind, name in (("train", "training loss"), ("test", "test loss")):
+        cuts = [_cut(method, kind) for method in methods if _losses(method, kind)]
+        title = f"{name.capitalize()} along the first direction"
+        note = "The model moved by a times a random direction, the same for all methods under one seed."
+        figures.append(
+            chart(f"surface-cut-{kind}", title, cuts, "a", name, note, titled=False, decades=math.inf)
+        )
+    return figures
+
+
+def _losses(method: MethodResults, kind: str) -> list[float]:
+    return finite_values(loss for row in method.first.get(kind) or [] for loss in row)
+
+
+def _scale(methods: Sequence[MethodResults], kind: str) -> tuple[float, float]:
+    """Up to the 95th percentile: a few corners may be far up, and the bottoms are to be compared."""
+    losses = [loss for method in methods for loss in _losses(method, kind)] or [0.0]
+    return min(losses), statistics.quantiles(losses, n=20)[-1] if len(losses) > 1 else max(losses)
+
+
+def _surface(method: MethodResults, low: float, high: float) -> Figure:
+    a, b, losses = (method.first[key] for key in ("a", "b", "train"))
+    limits = {"cmin": low, "cmax": high, "showscale": False}
+    trace = heights("surface", b, a, losses, name=method.label, hovertemplate=HOVER, **limits)
+    scene = {**axes("b", "a"), "zaxis": {"range": [low, high]}}
+    title, columns = f"{method.label}: training loss", ("b", "a", "training loss")
+    return Figure(f"surface-{method.number}", title, [trace], {"scene": scene}, "", columns, method.number)
+
+
+def _map(method: MethodResults, low: float, high: float) -> Figure:
+    a, b, losses = (method.first[key] for key in ("a", "b", "test"))
+    levels = {"coloring": "fill", "start": low, "end": high, "size": (high - low) / 15 or 1.0}
+    limits = {"contours": levels, "autocontour": False}
+    trace = heights("contour", b, a, losses, name=method.label, hovertemplate=HOVER, **limits)
+    title, columns = f"{method.label}: test loss", ("b", "a", "test loss")
+    return Figure(f"surface-test-{method.number}", title, [trace], axes("b", "a"), "", columns, method.number)
+
+
+def _cut(method: MethodResults, kind: str) -> Trace:
+    """The losses along the first direction, where b is nearest to 0."""
+    b = method.first["b"]
+    middle = min(range(len(b)), key=lambda index: abs(b[index]))
+    return line(method, method.first["a"], [row[middle] for row in method.first[kind]])
+
+
+@diagnostic("surfaces", lambda result: grid_summary(result["train"]), show)
 def surface(
     subject: Subject,
     *,
@@ -80,7 +161,7 @@ def surface(
     The papers' pictures have 51 points and all samples. `dimensions=1` stays on d₁ (b = 0). Use one seed for
     all methods that are compared.
     """
-    model, layout = subject.model, subject.engine.plan.layout
+    model, layout = subject.model, subject.layout
     raw = random_directions(len(model), 2, seed).to(model)
     first, second = (filter_normalised(layout, direction, model) for direction in raw)
     a = torch.linspace(-extent, extent, points).tolist()
@@ -100,122 +181,3 @@ def surface(
         "test": losses(test, 0.5) if test else None,
         "seed": seed,
     }
-
-
-def between(
-    subject: Subject,
-    end: Tensor,
-    end_buffers: State,
-    position: Sequence[float],
-    samples: int | None = None,
-    tick: Tick = silent,
-) -> dict[str, Any]:
-    """Losses on the straight line from the subject's model (position 0) to another (position 1).
-
-    Running statistics are interpolated like the model.
-    """
-    train, test = subject.training_data(samples), subject.test_data(samples)
-    on_train, on_test = [], []
-    for number, place in enumerate(position):
-        model = torch.lerp(subject.model, end, place)
-        buffers = {
-            name: torch.lerp(value, end_buffers[name], place) if value.is_floating_point() else value
-            for name, value in subject.buffers.items()
-        }
-        on_train.append(subject.engine.evaluate(model, buffers, train))
-        on_test.append(subject.engine.evaluate(model, buffers, test) if test else {})
-        tick((number + 1) / len(position))
-    return {
-        "position": list(position),
-        "train_loss": [found["loss"] for found in on_train],
-        "test_loss": [found["loss"] for found in on_test] if test else None,
-        "test_accuracy": [found["accuracy"] for found in on_test] if "accuracy" in on_test[0] else None,
-    }
-
-
-def line(
-    subject: Subject,
-    *,
-    other: str = "",
-    points: Count = 21,
-    beyond: Positive = 0.25,
-    samples: Count | None = 2000,
-    tick: Tick = silent,
-) -> dict[str, Any]:
-    """Losses on the straight line to the model of another run, whose folder is `other`.
-
-    The line goes on `beyond` both ends. For models without a run folder there is `between`.
-    """
-    if not other:
-        raise FlatfedError("line: needs the other run's folder; give --set other=RUN")
-    last = RunFolder.existing(Path(other)).last_checkpoint()
-    end = last.server["model"].to(subject.model)
-    if len(end) != len(subject.model):
-        raise FlatfedError(
-            f"other = {other!r}: its model has {len(end):,} parameters, this one "
-            f"{len(subject.model):,}; only equal models can be joined"
-        )
-    end_buffers = {name: value.to(subject.model.device) for name, value in last.buffers.items()}
-    if _shapes(end_buffers) != _shapes(subject.buffers):
-        raise FlatfedError(f"other = {other!r}: its model has other buffers; only equal models can be joined")
-    position = torch.linspace(-beyond, 1 + beyond, points).tolist()
-    return {"other": other, **between(subject, end, end_buffers, position, samples, tick)}
-
-
-def _shapes(buffers: State) -> dict[str, torch.Size]:
-    return {name: value.shape for name, value in buffers.items()}
-
-
-def widest_plane(displacements: Tensor) -> Tensor:
-    """Two orthonormal directions [2, P] that hold as much of some displacements [C, P] as two can."""
-    if not bool(torch.isfinite(displacements).all()):
-        raise FlatfedError("plane: the clients' models are not finite; lower the run's lr and run it again")
-    gram = displacements.double() @ displacements.double().T
-    values, vectors = torch.linalg.eigh(gram)
-    directions = vectors[:, -2:].T.flip(0).to(displacements) @ displacements
-    if len(directions) < 2 or bool((values[-2:] <= 1e-10 * values[-1]).any()):
-        raise FlatfedError("plane: it takes at least two clients that moved in different directions")
-    return directions / torch.linalg.vector_norm(directions, dim=1, keepdim=True)
-
-
-def plane(
-    subject: Subject,
-    *,
-    clients: Count | None = 10,
-    points: Count = 21,
-    samples: Count | None = 1000,
-    tick: Tick = silent,
-) -> dict[str, Any]:
-    """The training loss on the plane through the global model that is nearest to the clients' models.
-
-    The clients train one round from it; x and y are distances along the plane's two directions. A client's
-    mark is the foot of its model on the plane, its loss that of the model itself.
-    """
-    members = subject.some_clients(clients)
-    origin = subject.received["model"]
-    last: dict[int, Tensor] = {}
-
-    def visit(trained: list[int], step: int, at: Tensor) -> None:
-        last.update(zip(trained, at.clone(), strict=True))
-
-    subject.local_models(members, visit, lambda share: tick(0.3 * share))
-    moved = torch.stack([last[client] - origin for client in members])
-    directions = widest_plane(moved)
-    feet = moved @ directions.T  # [C, 2]
-    data = subject.training_data(samples)
-    marks = [{"label": "global", "x": 0.0, "y": 0.0, "loss": subject.evaluate(origin, data)["loss"]}]
-    for client, (across, up) in zip(members, feet.tolist(), strict=True):
-        loss = subject.evaluate(last[client], data)["loss"]
-        marks.append({"label": f"client {client}", "x": across, "y": up, "loss": loss})
-
-    def axis(places: Tensor) -> list[float]:
-        low, high = min(0.0, float(places.min())), max(0.0, float(places.max()))
-        margin = 0.25 * (high - low)
-        return torch.linspace(low - margin, high + margin, points).tolist()
-
-    x, y = axis(feet[:, 0]), axis(feet[:, 1])
-    first, second = directions
-    losses = losses_on_plane(
-        subject, origin, first, second, x, y, data, lambda share: tick(0.3 + 0.7 * share)
-    )
-    return {"x": x, "y": y, "loss": losses, "points": marks}

@@ -42,8 +42,22 @@ from flatfed.core.algorithm import Algorithm
 from flatfed.core.sampling import batches
 from flatfed.core.settings import Settings
 from flatfed.core.types import Count
+from flatfed.diagnostics.figures import (
+    Content,
+    Figure,
+    Measurements,
+    Result,
+    Table,
+    bound_line,
+    brief,
+    chart,
+    method_table,
+    significant,
+)
 from flatfed.diagnostics.hessian import products, top_eigenvalues
+from flatfed.diagnostics.registry import diagnostic
 from flatfed.diagnostics.subject import Subject, Tick, silent
+from flatfed.runs.statistics import finite
 
 PLAIN = {"fedavg", "fedprox", "fedsam", "fedasam", "fedlesam", "fedswa", "fedsagd"}
 WEIGHTED = {"fedcm", "mofedsam", "mimelite", "fedanag"}
@@ -136,7 +150,7 @@ def batch_gradients(subject: Subject, model: Tensor, client: int, count: int) ->
     chosen = batches(subject.settings, len(own), subject.round, client)[:count]
     decay = subject.settings.weight_decay * model
     return torch.stack(
-        [subject.gradient(model, own.batch(each.to(own.inputs.device))) + decay for each in chosen]
+        [subject.gradient(model, own.batch(batch.to(own.inputs.device))) + decay for batch in chosen]
     )
 
 
@@ -144,7 +158,7 @@ def gradient_bound(subject: Subject, clients: int = 10, count: int = 3) -> float
     """Θ: the longest of some clients' batch gradients at the first and at the present model."""
     return max(
         float(torch.linalg.vector_norm(batch_gradients(subject, model, client, count), dim=1).max())
-        for model in (subject.engine.initial_vector, subject.model)
+        for model in (subject.initial_model, subject.model)
         for client in subject.some_clients(clients)
     )
 
@@ -175,6 +189,36 @@ def estimated_constants(
     }
 
 
+def summary(result: Result) -> str:
+    return ", ".join(f"{name} {brief(value)}" for name, value in result["constants"].items())
+
+
+def show(measured: Measurements) -> Content:
+    """The constants, and the bounds beside the discrepancies that global_stability measured."""
+    methods = measured["theory"]
+    constants = dict.fromkeys(name for method in methods for name in method.first["constants"])
+    columns = {
+        name: lambda method, name=name: significant(finite(method.first["constants"].get(name)))
+        for name in constants
+    }
+    content: list[Figure | Table] = [method_table("constants", "Measured constants", methods, columns)]
+    names = dict.fromkeys(name for method in methods for name in method.first["bounds"])
+    for index, name in enumerate(names):
+        bounds = [(method, method.first["bounds"].get(name)) for method in methods]
+        lines = [bound_line(method, bound["x"], bound["y"]) for method, bound in bounds if bound]
+        note = "Dotted: the bound."
+        discrepancies = measured.get("global_stability", []) if name == "stability" else []
+        if discrepancies:
+            lines += [method.mean_line("rounds", "discrepancy") for method in discrepancies]
+            note += " Full: measured, with one client replaced."
+        title = name.replace("_", " ").capitalize()
+        content.append(
+            chart(f"theory-{index}", title, lines, "rounds", name, note, titled=False, decades=math.inf)
+        )
+    return content
+
+
+@diagnostic("generalisation", summary, show)
 def theory(
     subject: Subject, *, clients: Count | None = 10, rounds: Count | None = None, tick: Tick = silent
 ) -> dict[str, Any]:

@@ -18,8 +18,9 @@ from flatfed.diagnostics.folder import diagnose
 from flatfed.engines.local import available_cores, single_threaded
 from flatfed.engines.oracles import ModuleOracle
 from flatfed.papers.presets import SWEEP, Cell, cells, small, with_tuning
-from flatfed.runs.compare import ClientRow, Spread, is_complete, run_folder
+from flatfed.runs.compare import is_complete, run_folder
 from flatfed.runs.folder import RunFolder
+from flatfed.runs.statistics import ClientRow, Spread
 from flatfed.training.config import Config, with_assignments
 from flatfed.training.loop import Callback
 

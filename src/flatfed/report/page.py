@@ -1,7 +1,7 @@
 """The page itself: everything in one file that opens without a network.
 
 plotly.js goes in compressed, and the browser unpacks it once the text is on the screen; figures are drawn
-when they are scrolled to. All text passes through the template's escaping.
+when they are scrolled to.
 """
 
 from __future__ import annotations
@@ -16,28 +16,27 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import jinja2
+import tomli_w
 from plotly.offline import get_plotlyjs
 
 from flatfed.core.errors import FlatfedError
-from flatfed.report import diagnosed, training
-from flatfed.report.content import Figure, Section, Table
-from flatfed.report.group import Comparison, Method, comparisons, last_value
-from flatfed.report.read import Record, find_runs, read_run
-from flatfed.report.toml import toml
+from flatfed.diagnostics.figures import Figure, Table
+from flatfed.report import sections
+from flatfed.report.group import Comparison, Method, comparisons
+from flatfed.report.read import RunRecord, find_runs, read_run
+from flatfed.report.templates import FOLDER, render
 from flatfed.runs.folder import write_atomically
-
-HERE = Path(__file__).parent
+from flatfed.runs.statistics import last
 
 
 @dataclass(frozen=True)
-class Part:
+class PagePart:
     """A comparison as the page shows it."""
 
     number: int
     headline: str
     comparison: Comparison
-    sections: Sequence[Section]
+    sections: Sequence[sections.Section]
     shared: Sequence[tuple[str, str]]
     differences: Table | None
     notes: Sequence[str]
@@ -53,26 +52,23 @@ def write_report(
     tables: Sequence[Table] = (),
     watch: Callable[[str], None] = lambda _: None,
 ) -> list[str]:
-    """Writes the report on run folders, or folders of them, and returns what it had to leave out.
+    """Writes the report on run folders, or folders of them, and returns notes on what is left out.
 
     `targets` are accuracies to count rounds to, besides the usual ones; `labels` are names for runs;
-    `tables` come before the runs' own; `watch` is told what is being done.
+    `tables` come before the runs' own; `watch` is called with what is being done.
     """
     watch("reading runs")
-    records = [read_run(folder) for folder in find_runs(paths)]
+    runs = [read_run(folder) for folder in find_runs(paths)]
     if output.suffix.lower() not in {".html", ".htm"}:
         raise FlatfedError(f"output = {output}: a report is an .html file; give it such a name")
-    if not any(record.history for record in records):
-        first = records[0]
-        advice = (
-            "it diverged in the first one, lower lr"
-            if first.state == "diverged"
-            else "wait for the first one"
-        )
-        raise FlatfedError(f"{first.folder}: no round is finished yet; {advice}")
-    parts = []
-    for number, comparison in enumerate(comparisons(records, labels or {})):
-        parts.append(_part(number, comparison, targets, watch))
+    if not any(run.history for run in runs):
+        diverged = runs[0].state == "diverged"
+        advice = "it diverged in the first one, lower lr" if diverged else "wait for the first one"
+        raise FlatfedError(f"{runs[0].folder}: no round is finished yet; {advice}")
+    parts = [
+        _part(number, comparison, targets, watch)
+        for number, comparison in enumerate(comparisons(runs, labels or {}))
+    ]
     watch("writing the page")
     figures = {
         f"{part.number}-{figure.name}": _figure(figure, part)
@@ -81,18 +77,17 @@ def write_report(
         for figure in section.content
         if isinstance(figure, Figure)
     }
-    page = (
-        _environment()
-        .get_template("page.html")
-        .render(
-            title=title or _title(parts),
-            parts=parts,
-            tables=tables,
-            figures=json.dumps(figures, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
-            plotly=_plotly(),
-            style=(HERE / "page.css").read_text(encoding="utf-8"),
-            script=(HERE / "page.js").read_text(encoding="utf-8"),
-        )
+    page = render(
+        "page.html",
+        title=title or _title(parts),
+        parts=parts,
+        tables=tables,
+        details=_details,
+        config_file=config_file,
+        figures=json.dumps(figures, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+        plotly=_plotly(),
+        style=(FOLDER / "page.css").read_text(encoding="utf-8"),
+        script=(FOLDER / "page.js").read_text(encoding="utf-8"),
     )
     output.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(output, page.encode())
@@ -101,63 +96,60 @@ def write_report(
 
 def _part(
     number: int, comparison: Comparison, targets: Sequence[float], watch: Callable[[str], None]
-) -> Part:
-    notes = [note for record in comparison.records for note in (*_state(record), *record.notes)]
+) -> PagePart:
+    notes = [note for run in comparison.runs for note in (*_run_notes(run), *run.notes)]
     for method in comparison.methods:
         if method.seeds < len(method.runs):
             notes.append(f"{method.label}: several runs have the same seed, of which one is counted")
     first = comparison.methods[0].runs[0]
-    split, test_samples = Section("split", "Split"), None
+    split, test_samples = sections.Section("split", "Split"), None
     watch("dividing the data")
     try:
-        counts, test_samples = training.split_of(first)
-        split = training.split(counts, first.seed)
+        counts, test_samples = sections.split_of(first)
+        split = sections.split(counts, first.seed)
     except FlatfedError as error:
         notes.append(f"the split is not shown: {error}")
-    usual = training.usual_targets(comparison)
-    measured, problems = diagnosed.sections(comparison)
-    sections = [
-        training.summary(comparison, (list(targets) or usual)[-1:], test_samples),
-        training.curves(comparison),
-        training.to_targets(comparison, sorted({*targets, *usual})),
-        training.clients(comparison),
-        *measured,
-        training.other_curves(comparison),
+    usual = sections.usual_targets(comparison)
+    diagnosed, problems = sections.diagnosed(comparison)
+    content = [
+        sections.summary(comparison, (list(targets) or usual)[-1:], test_samples),
+        sections.curves(comparison),
+        sections.to_targets(comparison, sorted({*targets, *usual})),
+        sections.clients(comparison),
+        *diagnosed,
+        sections.other_curves(comparison),
         split,
     ]
-    shared, differences = training.configs(comparison)
-    return Part(
+    shared, differences = sections.configs(comparison)
+    return PagePart(
         number=number,
-        headline=training.headline(comparison),
+        headline=sections.headline(comparison),
         comparison=comparison,
-        sections=[section for section in sections if section.content],
+        sections=[section for section in content if section.content],
         shared=shared,
         differences=differences,
         notes=notes + problems,
     )
 
 
-def _state(record: Record) -> list[str]:
+def _run_notes(run: RunRecord) -> list[str]:
     notes = []
-    if record.state != "complete":
-        how = "still running" if record.state == "running" else record.state
-        notes.append(f"{record.folder}: {how}, {len(record.history)} of {record.rounds} rounds")
-    lost = [
-        key
-        for key in dict.fromkeys(key for line in record.history for key in line if key.startswith("test_"))
-        if last_value(record, key) is None
-    ]
+    if run.state != "complete":
+        state = "still running" if run.state == "running" else run.state
+        notes.append(f"{run.folder}: {state}, {len(run.history)} of {run.rounds} rounds")
+    tests = dict.fromkeys(key for line in run.history for key in line if key.startswith("test_"))
+    lost = [key for key in tests if last(run.history, key) is None]
     if lost:
-        notes.append(f"{record.folder}: at the last round {', '.join(lost)} is not a finite number")
+        notes.append(f"{run.folder}: at the last round {', '.join(lost)} is not a finite number")
     return notes
 
 
-def _title(parts: Sequence[Part]) -> str:
+def _title(parts: Sequence[PagePart]) -> str:
     names = [method.label for part in parts for method in part.comparison.methods]
     return names[0] if len(names) == 1 else f"{len(names)} methods compared"
 
 
-def _figure(figure: Figure, part: Part) -> dict[str, Any]:
+def _figure(figure: Figure, part: PagePart) -> dict[str, Any]:
     return {
         "name": figure.name,
         "part": part.number,
@@ -172,24 +164,26 @@ def _plotly() -> str:
     return base64.b64encode(zlib.compress(get_plotlyjs().encode(), 9)).decode()
 
 
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(HERE),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    environment.tests["figure"] = lambda content: isinstance(content, Figure)
-    environment.filters["command"] = command
-    environment.filters["toml"] = toml
-    environment.filters["details"] = _details
-    return environment
+def config_file(config: Mapping[str, Any]) -> str | None:
+    """The config as a file for `flatfed run`; None for a run from Python, whose data and model it lacks."""
+    if "data" not in config:
+        return None
+    training = dict(config["training"])
+    if training.get("batch_size", 1) is None:
+        training["batch_size"] = "full"
+    return tomli_w.dumps(_without_none({**config, "training": training}))
 
 
-def command(record: Record) -> str:
+def _without_none(value: Any) -> Any:
+    """TOML has no null: a setting that is None is one that is not given."""
+    if isinstance(value, Mapping):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return [_without_none(item) for item in value if item is not None] if isinstance(value, list) else value
+
+
+def command(run: RunRecord) -> str:
     """The command that made a run, as one would type it."""
-    words = record.environment.get("command")
+    words = run.environment.get("command")
     if not isinstance(words, list) or len(words) < 2:
         return ""
     program = Path(str(words[0])).name
@@ -199,22 +193,19 @@ def command(record: Record) -> str:
 
 
 def _details(method: Method) -> list[tuple[str, str]]:
-    """How and with what a method was run; where its runs differ, each way once."""
-    found: dict[str, list[str]] = {}
+    """How and with what a method was run; where its runs differ, each variant once."""
+    details: dict[tuple[str, str], None] = {}
     for run in method.runs:
-        versions = run.environment.get("versions")
-        engine = run.environment.get("engine")
+        versions, engine = (run.environment.get(key) for key in ("versions", "engine"))
         listed = versions if isinstance(versions, Mapping) else {}
+        path = f"{engine.get('path')} path: {engine.get('reason')}" if isinstance(engine, Mapping) else ""
         facts = {
             "command": command(run),
             "commit": str(run.environment.get("commit") or ""),
             "versions": ", ".join(f"{name} {version}" for name, version in listed.items()),
             "machine": str(run.environment.get("platform") or ""),
-            "engine": f"{engine.get('path')} path: {engine.get('reason')}"
-            if isinstance(engine, Mapping)
-            else "",
+            "engine": path,
         }
-        for name, value in facts.items():
-            if value and value not in found.setdefault(name, []):
-                found[name].append(value)
-    return [(name, value) for name, values in found.items() for value in values]
+        details |= {(name, value): None for name, value in facts.items() if value}
+    order = list(dict.fromkeys(name for name, _ in details))
+    return sorted(details, key=lambda detail: order.index(detail[0]))

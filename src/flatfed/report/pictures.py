@@ -1,27 +1,54 @@
-"""Pictures of synthetic samples, for those who have Pillow (the `images` extra)."""
+"""Pictures of synthetic samples, which need Pillow (the `images` extra)."""
 
 from __future__ import annotations
 
 import io
 from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from flatfed.core.state import State
 from flatfed.parts.synthetic import samples_of
+from flatfed.runs.folder import write_atomically
+from flatfed.training.loop import Progress
 
 ENLARGED = 3
 GAP = 1
 
 
+class SyntheticPicture:
+    """A callback that draws the server's synthetic samples into FOLDER/synthetic.png when it has learnt some.
+
+    Nothing is drawn if they are not images or Pillow is not installed.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+
+    def __call__(self, progress: Progress) -> None:
+        if "matching_loss" not in progress.record:
+            return
+        dimensions = progress.dimensions
+        picture = synthetic_picture(progress.server, dimensions.input_shape, dimensions.classes)
+        if picture is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.folder / "synthetic.png", picture)
+
+
 def synthetic_picture(server: State, input_shape: tuple[int, ...], classes: int) -> bytes | None:
-    """The server's synthetic samples as a PNG, one class per row; None if they are not images."""
+    """The server's synthetic samples as a PNG, one class per row; None if they cannot be drawn."""
     image = input_shape if len(input_shape) == 3 else (1, *input_shape)
     if len(image) != 3 or image[0] not in {1, 3} or find_spec("PIL") is None:
         return None
+    from PIL import Image  # noqa: PLC0415  (an extra)
+
     inputs = samples_of(server, input_shape)[0]
-    return _png(_grid(inputs.reshape(-1, *image).cpu().float(), classes))
+    pixels = _grid(inputs.reshape(-1, *image).cpu().float(), classes)
+    stored = io.BytesIO()
+    Image.fromarray(pixels.squeeze(2).numpy()).save(stored, format="PNG")
+    return stored.getvalue()
 
 
 def _grid(images: Tensor, classes: int) -> Tensor:
@@ -34,11 +61,3 @@ def _grid(images: Tensor, classes: int) -> Tensor:
     count, channels, height, width = tiles.shape
     columns = tiles.view(count // classes, classes, channels, height, width)
     return columns.permute(1, 3, 0, 4, 2).reshape(classes * height, -1, channels)
-
-
-def _png(picture: Tensor) -> bytes:
-    from PIL import Image  # noqa: PLC0415  (an extra)
-
-    stored = io.BytesIO()
-    Image.fromarray(picture.squeeze(2).numpy()).save(stored, format="PNG")
-    return stored.getvalue()

@@ -5,20 +5,20 @@ Only `config.json` is needed; whatever else is missing or damaged is left out an
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from flatfed.core.errors import FlatfedError
+from flatfed.diagnostics.folder import FORMAT as DIAGNOSTICS_FORMAT
 from flatfed.runs.folder import History, Manifest, RunFolder, read_json
 
-DIAGNOSTICS_FORMAT = 1
+RunState = Literal["complete", "running", "diverged", "unfinished"]
 
 
 @dataclass(frozen=True)
-class Record:
+class RunRecord:
     """What a run folder holds."""
 
     folder: Path
@@ -26,10 +26,10 @@ class Record:
     environment: Mapping[str, Any]
     history: History
     clients: Sequence[Mapping[str, Any]]
-    """The final model's loss and metrics on each client's data, if there are any."""
+    """The final model's loss and metrics on each client's data, if they were evaluated."""
     diagnostics: Mapping[str, Mapping[str, Any]]
     """What `flatfed diagnose` measured, by name."""
-    state: Literal["complete", "running", "diverged", "unfinished"]
+    state: RunState
     notes: tuple[str, ...]
     """What could not be read."""
 
@@ -39,12 +39,13 @@ class Record:
 
     @property
     def rounds(self) -> Any:
+        """How many the run is to have."""
         return self.config["training"].get("rounds")
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
     """The run folders among and directly below the paths, each once."""
-    found: dict[Path, Path] = {}
+    runs: dict[Path, Path] = {}
     for path in paths:
         inside = [path]
         if path.is_dir() and not (path / "config.json").is_file():
@@ -54,11 +55,11 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
                     f"{path}: not a run folder, and there is none in it; give folders that flatfed run "
                     "or compare has made"
                 )
-        found |= {run.resolve(): run for run in inside}
-    return list(found.values())
+        runs |= {run.resolve(): run for run in inside}
+    return list(runs.values())
 
 
-def read_run(path: Path) -> Record:
+def read_run(path: Path) -> RunRecord:
     folder = RunFolder.existing(path)
     config = read_json(path / "config.json")
     for table in ("algorithm", "training"):
@@ -68,21 +69,44 @@ def read_run(path: Path) -> Record:
                 "flatfed?"
             )
     notes: list[str] = []
-    environment = _optional(path / "environment.json", dict, notes)
-    clients = _optional(path / "clients.json", dict, notes).get("clients", [])
+    environment = _read_optional(path / "environment.json", notes)
+    clients = _read_optional(path / "clients.json", notes).get("clients")
     history = folder.read_history()
-    asked = config["training"].get("rounds")
-    state: Literal["complete", "running", "diverged", "unfinished"] = "unfinished"
+    diagnostics = _read_diagnostics(folder, len(history), notes)
+    listed = [client for client in clients if isinstance(client, dict)] if isinstance(clients, list) else []
+    return RunRecord(
+        folder=path,
+        config=config,
+        environment=environment,
+        history=history,
+        clients=listed or _diagnosed_clients(diagnostics),
+        diagnostics=diagnostics,
+        state=_state(folder, config["training"].get("rounds"), len(history)),
+        notes=tuple(notes),
+    )
+
+
+def _state(folder: RunFolder, rounds: Any, finished: int) -> RunState:
     if folder.is_running():
-        state = "running"
-    elif folder.divergence_path.exists():
-        state = "diverged"
-    elif folder.model_path.exists() and isinstance(asked, int) and len(history) >= asked:
-        state = "complete"
-    now = _examinable(folder, len(history), notes)
+        return "running"
+    if folder.divergence_path.exists():
+        return "diverged"
+    if folder.model_path.exists() and isinstance(rounds, int) and finished >= rounds:
+        return "complete"
+    return "unfinished"
+
+
+def _read_diagnostics(folder: RunFolder, finished: int, notes: list[str]) -> dict[str, dict[str, Any]]:
+    """What was measured of the state that would be measured now, that of the last checkpoint."""
+    now = finished
+    if folder.manifest_path.exists():
+        try:
+            now = Manifest.read(folder.manifest_path).round
+        except FlatfedError as error:
+            notes.append(str(error))
     diagnostics = {}
-    for file in sorted((path / "diagnostics").glob("*.json")):
-        content = _optional(file, dict, notes)
+    for file in sorted((folder.path / "diagnostics").glob("*.json")):
+        content = _read_optional(file, notes)
         if content.get("format", DIAGNOSTICS_FORMAT) != DIAGNOSTICS_FORMAT:
             notes.append(
                 f"{file}: its format is {content['format']!r}, this version reads {DIAGNOSTICS_FORMAT}"
@@ -96,46 +120,29 @@ def read_run(path: Path) -> Record:
             diagnostics[file.stem] = content
         elif content:
             notes.append(f"{file}: it has no result")
-    return Record(
-        folder=path,
-        config=config,
-        environment=environment,
-        history=history,
-        clients=[each for each in clients if isinstance(each, dict)] if isinstance(clients, list) else [],
-        diagnostics=diagnostics,
-        state=state,
-        notes=tuple(notes),
-    )
+    return diagnostics
 
 
-def _examinable(folder: RunFolder, finished: int, notes: list[str]) -> int:
-    """The round whose state a diagnostic would now look at: that of the checkpoint, which may lag behind."""
-    if not folder.manifest_path.exists():
-        return finished
-    try:
-        return Manifest.read(folder.manifest_path).round
-    except FlatfedError as error:
-        notes.append(str(error))
-        return finished
+def _diagnosed_clients(diagnostics: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """For runs that did not evaluate their clients, what the diagnostic of that name measured."""
+    result = diagnostics["clients"]["result"] if "clients" in diagnostics else {}
+    accuracies, sizes = result.get("accuracy"), result.get("samples")
+    if not isinstance(accuracies, list) or not isinstance(sizes, list):
+        return []
+    pairs = zip(accuracies, sizes, strict=False)
+    return [{"accuracy": accuracy, "samples": samples} for accuracy, samples in pairs]
 
 
-def _optional(path: Path, kind: type[Any], notes: list[str]) -> Any:
+def _read_optional(path: Path, notes: list[str]) -> dict[str, Any]:
     """A file's content; empty, with a note, if it cannot be read, and without one if it is not there."""
     if not path.exists():
-        return kind()
+        return {}
     try:
         content = read_json(path)
     except FlatfedError as error:
         notes.append(str(error))
-        return kind()
-    if not isinstance(content, kind):
+        return {}
+    if not isinstance(content, dict):
         notes.append(f"{path}: not what a run writes")
-        return kind()
+        return {}
     return content
-
-
-def number(value: Any) -> float | None:
-    """A finite number, or None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)

@@ -9,10 +9,7 @@ any colour vision and in print.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from html import escape
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,32 +20,29 @@ from rich.text import Text
 from flatfed.core.errors import FlatfedError
 from flatfed.data.partition import PartitionSummary
 from flatfed.data.partition.base import Indices
+from flatfed.report.templates import render
 
 Numbers = NDArray[np.float64]
 RAMP = ((222, 235, 247), (158, 202, 225), (66, 146, 198), (8, 81, 156), (8, 32, 84))
 EMPTY = (250, 251, 253)
 SHADES = "░▒▓█"
 SUFFIXES = (".svg", ".html")
-FONT = "font-family='Helvetica, Arial, sans-serif'"
 
 
-def describe(found: PartitionSummary) -> list[tuple[str, str]]:
-    """A summary as (what, number) lines."""
-    samples = found.samples_used + found.samples_unused
-    held = f"{found.fewest_classes} … {found.most_classes} of {found.classes}"
-    uncovered = ", ".join(map(str, found.uncovered_classes)) or "none"
+def describe(summary: PartitionSummary) -> list[tuple[str, str]]:
+    """A summary as pairs of a description and a number."""
+    samples = summary.samples_used + summary.samples_unused
+    sizes = f"{summary.smallest_client:,} … {summary.largest_client:,}, median {summary.median_client:g}"
+    held = f"{summary.fewest_classes} … {summary.most_classes} of {summary.classes}"
     return [
-        ("clients", f"{found.clients:,}"),
+        ("clients", f"{summary.clients:,}"),
         ("samples in the data", f"{samples:,}"),
-        ("samples used", f"{found.samples_used:,} ({found.samples_used / samples:.1%})"),
-        ("samples unused", f"{found.samples_unused:,}"),
-        ("samples duplicated", f"{found.samples_duplicated:,}"),
-        (
-            "samples per client",
-            f"{found.smallest_client:,} … {found.largest_client:,}, median {found.median_client:g}",
-        ),
-        ("classes per client", f"{held}, mean {found.mean_classes:.1f}"),
-        ("classes that nobody holds", uncovered),
+        ("samples used", f"{summary.samples_used:,} ({summary.samples_used / samples:.1%})"),
+        ("samples unused", f"{summary.samples_unused:,}"),
+        ("samples duplicated", f"{summary.samples_duplicated:,}"),
+        ("samples per client", sizes),
+        ("classes per client", f"{held}, mean {summary.mean_classes:.1f}"),
+        ("classes that nobody holds", ", ".join(map(str, summary.uncovered_classes)) or "none"),
     ]
 
 
@@ -100,12 +94,10 @@ def terminal_picture(counts: Indices, width: int, coloured: bool, rows: int = 40
             _append_cell(picture, float(value), largest, cell, coloured)
         picture.append("\n")
     picture.append(" " * margin + _client_scale(client_starts, clients, cell) + "\n")
-    clients_each, classes_each = (
-        int(starts[1]) if len(starts) > 1 else 1 for starts in (client_starts, class_starts)
-    )
-    each = "a client" if clients_each == 1 else f"{clients_each} clients"
-    rest = "" if classes_each == 1 else f", each row {classes_each} classes"
-    picture.append(" " * margin + f"each column {each}{rest}; samples per client and class: 0 ")
+    in_column, in_row = (int(starts[1]) if len(starts) > 1 else 1 for starts in (client_starts, class_starts))
+    columns = "a client" if in_column == 1 else f"{in_column} clients"
+    rows_too = "" if in_row == 1 else f", each row {in_row} classes"
+    picture.append(" " * margin + f"each column {columns}{rows_too}; samples per client and class: 0 ")
     for position in range(9):
         _append_cell(picture, largest * (position / 8) ** 2, largest, 1, coloured)
     return picture.append(f" {largest:.3g}")
@@ -135,143 +127,48 @@ def _client_scale(starts: Indices, clients: int, cell: int) -> str:
 
 def tick_step(things: int, ticks: int) -> int:
     """A round distance, 1, 2 or 5 times a power of ten, that gives at most `ticks` ticks."""
-    wanted = max(1.0, things / max(ticks, 1))
-    power = 10 ** math.floor(math.log10(wanted))
-    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= wanted)
+    least = max(1.0, things / max(ticks, 1))
+    power = 10 ** math.floor(math.log10(least))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least)
 
 
 # -- files ------------------------------------------------------------------------------------------------
 
-LEFT, TOP, BOTTOM, RIGHT, SIZES = 56, 50, 76, 30, 56
 
-
-def svg_picture(counts: Indices, title: str, labels: Sequence[Any] | None = None) -> str:
+def svg_picture(counts: Indices, title: str) -> str:
     """One rectangle for every client and class with samples, and above them each client's size."""
     clients, classes = counts.shape
-    names = list(range(classes)) if labels is None else list(labels)
-    cell_width = min(max(960 / clients, 2.0), 28.0)
-    cell_height = min(max(480 / classes, 8.0), 26.0)
-    across, down = clients * cell_width, classes * cell_height
-    # Room for the title too, whose letters are about nine points wide.
-    width = max(LEFT + across + RIGHT, LEFT + 9.0 * len(title) + RIGHT, 480.0)
-    first_row = TOP + SIZES + 8
-    height = first_row + down + BOTTOM
+    cell_width, cell_height = min(max(960 / clients, 2.0), 28.0), min(max(480 / classes, 8.0), 26.0)
     largest = int(counts.max())
-    parts = [
-        f"<svg xmlns='http://www.w3.org/2000/svg' width='{width:.0f}' height='{height:.0f}' "
-        f"viewBox='0 0 {width:.0f} {height:.0f}' {FONT} font-size='12' fill='#222'>",
-        f"<title>{escape(title)}</title>",
-        "<rect class='page' width='100%' height='100%' fill='white'/>",
-        f"<text x='{LEFT}' y='26' font-size='15' font-weight='bold'>{escape(title)}</text>",
-        f"<rect class='panel' x='{LEFT}' y='{first_row}' width='{across:.2f}' height='{down:.2f}' "
-        f"fill='{_hex(EMPTY)}' stroke='#999' stroke-width='0.6'/>",
-        *_size_bars(counts, cell_width),
-        *_cells(counts, names, cell_width, cell_height, first_row),
-        *_axes(clients, names, cell_width, cell_height, first_row),
-        *_legend(largest, first_row + down + 56),
-        "</svg>\n",
-    ]
-    return "\n".join(parts)
+    held = ((client, label, int(counts[client, label])) for client, label in np.argwhere(counts > 0).tolist())
+    # The ramp goes by the square root, so about half-way along it lies a quarter of the largest count.
+    quarter = round(largest / 4)
+    return render(
+        "split.svg",
+        title=title,
+        clients=clients,
+        classes=classes,
+        cell_width=cell_width,
+        cell_height=cell_height,
+        cells=[(client, label, count, _hex(colour(shade(count, largest)))) for client, label, count in held],
+        sizes=counts.sum(axis=1).tolist(),
+        client_step=tick_step(clients, max(1, int(clients * cell_width / 45))),
+        class_step=tick_step(classes, int(classes * cell_height / 13)),
+        empty=_hex(EMPTY),
+        ramp=[_hex(colour(number / 44)) for number in range(45)],
+        largest=largest,
+        quarter=quarter,
+        quarter_position=shade(quarter, largest),
+    )
 
 
 def _hex(rgb: tuple[int, int, int]) -> str:
     return "#{:02x}{:02x}{:02x}".format(*rgb)
 
 
-def _cells(
-    counts: Indices, names: Sequence[Any], cell_width: float, cell_height: float, first_row: float
-) -> Iterator[str]:
-    largest = int(counts.max())
-    # A gap between cells that are large enough for one.
-    inner_width = cell_width - 1 if cell_width >= 6 else cell_width
-    inner_height = cell_height - 1
-    yield f"<g class='cells' transform='translate({LEFT} {first_row})'>"
-    for client, label in np.argwhere(counts > 0).tolist():
-        count = int(counts[client, label])
-        yield (
-            f"<rect x='{client * cell_width:.2f}' y='{label * cell_height:.2f}' width='{inner_width:.2f}' "
-            f"height='{inner_height:.2f}' fill='{_hex(colour(shade(count, largest)))}'>"
-            f"<title>client {client}, class {escape(str(names[label]))}: {count}</title></rect>"
-        )
-    yield "</g>"
-
-
-def _size_bars(counts: Indices, cell_width: float) -> Iterator[str]:
-    sizes = counts.sum(axis=1)
-    largest = int(sizes.max())
-    base = TOP + SIZES
-    yield f"<text x='{LEFT - 8}' y='{TOP + 10}' text-anchor='end' font-size='11'>{largest:,}</text>"
-    yield f"<text x='{LEFT - 8}' y='{base}' text-anchor='end' font-size='11'>0</text>"
-    yield _upright("samples", 14, TOP + SIZES / 2)
-    bar = cell_width - 1 if cell_width >= 6 else cell_width
-    yield "<g class='sizes' fill='#7f8c99'>"
-    for client, size in enumerate(sizes.tolist()):
-        tall = (SIZES - 4) * size / largest
-        yield (
-            f"<rect x='{LEFT + client * cell_width:.2f}' y='{base - tall:.2f}' width='{bar:.2f}' "
-            f"height='{tall:.2f}'><title>client {client}: {size}</title></rect>"
-        )
-    yield "</g>"
-
-
-def _axes(
-    clients: int, names: Sequence[Any], cell_width: float, cell_height: float, first_row: float
-) -> Iterator[str]:
-    bottom = first_row + len(names) * cell_height
-    yield "<g class='axes' font-size='11'>"
-    for client in range(0, clients, tick_step(clients, max(1, int(clients * cell_width / 45)))):
-        middle = LEFT + (client + 0.5) * cell_width
-        yield f"<path d='M{middle:.2f} {bottom:.2f}v4' stroke='#666'/>"
-        yield f"<text x='{middle:.2f}' y='{bottom + 16:.2f}' text-anchor='middle'>{client}</text>"
-    for number in range(0, len(names), tick_step(len(names), int(len(names) * cell_height / 13))):
-        middle = first_row + (number + 0.5) * cell_height + 4
-        yield f"<text x='{LEFT - 8}' y='{middle:.2f}' text-anchor='end'>{escape(str(names[number]))}</text>"
-    yield "</g>"
-    centre = LEFT + clients * cell_width / 2
-    yield f"<text x='{centre:.2f}' y='{bottom + 34:.2f}' text-anchor='middle'>client</text>"
-    yield _upright("class", 14, (first_row + bottom) / 2)
-
-
-def _upright(text: str, across: float, down: float) -> str:
-    place = f"{across:.1f} {down:.1f}"
-    return f"<text transform='translate({place}) rotate(-90)' text-anchor='middle'>{text}</text>"
-
-
-def _legend(largest: int, top: float) -> Iterator[str]:
-    step, steps, start = 4, 45, LEFT + 192
-    yield "<g class='legend' font-size='11'>"
-    yield f"<text x='{LEFT}' y='{top + 9:.2f}'>samples of a class at a client</text>"
-    for number in range(steps):
-        place = f"x='{start + number * step}' y='{top:.2f}' width='{step + 0.5}' height='11'"
-        yield f"<rect {place} fill='{_hex(colour(number / (steps - 1)))}'/>"
-    # The ramp goes by the square root, so half-way along it lies a quarter of the largest count.
-    shown = {shade(value, largest): value for value in (largest, round(largest / 4)) if value > 0}
-    yield f"<text x='{start - 6}' y='{top + 9:.2f}' text-anchor='end'>0</text>"
-    for position, value in shown.items():
-        middle = start + position * steps * step
-        if position == 1.0:
-            yield f"<text x='{middle + 6:.2f}' y='{top + 9:.2f}'>{value:,}</text>"
-        elif value > 1:
-            yield f"<path d='M{middle:.2f} {top:.2f}v-3' stroke='#666'/>"
-            yield f"<text x='{middle:.2f}' y='{top - 5:.2f}' text-anchor='middle'>{value:,}</text>"
-    yield "</g>"
-
-
-def html_page(
-    counts: Indices, title: str, found: PartitionSummary, labels: Sequence[Any] | None = None
-) -> str:
+def html_page(counts: Indices, title: str, summary: PartitionSummary) -> str:
     """The picture and the summary as one page that needs nothing else."""
-    rows = "\n".join(
-        f"<tr><th>{escape(what)}</th><td>{escape(number)}</td></tr>" for what, number in describe(found)
-    )
-    return (
-        "<!DOCTYPE html>\n<html lang='en'><head><meta charset='utf-8'/>\n"
-        f"<title>{escape(title)}</title>\n<style>"
-        "body { font-family: Helvetica, Arial, sans-serif; margin: 2em; color: #222; background: white; } "
-        "th { text-align: left; font-weight: normal; padding-right: 2em; } "
-        "svg { max-width: 100%; height: auto; }</style></head>\n"
-        f"<body>\n{svg_picture(counts, title, labels)}<table>\n{rows}\n</table>\n</body></html>\n"
-    )
+    return render("split.html", title=title, picture=svg_picture(counts, title), numbers=describe(summary))
 
 
 def check_output(path: Path) -> None:
@@ -283,11 +180,9 @@ def check_output(path: Path) -> None:
         )
 
 
-def write_picture(
-    path: Path, counts: Indices, title: str, found: PartitionSummary, labels: Sequence[Any] | None = None
-) -> None:
+def write_picture(path: Path, counts: Indices, title: str, summary: PartitionSummary) -> None:
     check_output(path)
     is_page = path.suffix.lower() == ".html"
-    text = html_page(counts, title, found, labels) if is_page else svg_picture(counts, title, labels)
+    text = html_page(counts, title, summary) if is_page else svg_picture(counts, title)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")

@@ -8,20 +8,29 @@ test set, and per-client deviations with the floor that chance alone would give.
 from __future__ import annotations
 
 import json
-import math
-import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from flatfed.core.algorithm import TRANSPORT
-from flatfed.core.errors import DivergedError
+from flatfed.core.errors import DivergedError, FlatfedError
+from flatfed.core.settings import Training
 from flatfed.runs.folder import RunFolder
 from flatfed.runs.identity import config_digest
+from flatfed.runs.statistics import (
+    MEGABYTE,
+    ClientRow,
+    Spread,
+    finite_values,
+    first_round_reaching,
+    last,
+    total,
+)
 from flatfed.runs.train import run_config
-from flatfed.training.config import Config
-from flatfed.training.evaluation import ClientSpread
+from flatfed.training.config import Config, with_assignments
 from flatfed.training.loop import Callback
 
 
@@ -40,77 +49,6 @@ def is_complete(config: Config, folder: Path) -> bool:
 
 
 @dataclass(frozen=True)
-class Spread:
-    """A mean over seeds and the standard deviation between them."""
-
-    mean: float
-    deviation: float
-
-    @classmethod
-    def of(cls, values: Iterable[float]) -> Spread:
-        values = list(values)
-        return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else math.nan)
-
-    def text(self, digits: int = 1, scale: float = 1.0) -> str:
-        mean = f"{self.mean * scale:,.{digits}f}"
-        return mean if math.isnan(self.deviation) else f"{mean} ± {self.deviation * scale:,.{digits}f}"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """One finished run in numbers."""
-
-    accuracy: float
-    rounds_to_target: int | None
-    megabytes_down: float
-    megabytes_up: float
-    gradient_evaluations: int
-    seconds: float
-    clients: Mapping[str, ClientSpread]
-    """The accuracy over clients, on "train" and, if they have some, "test" data of their own."""
-
-
-def outcome(folder: Path, target: float) -> Outcome:
-    history = RunFolder(folder).read_history()
-    reached = (record["round"] for record in history if record.get("test_accuracy", 0.0) >= target)
-    return Outcome(
-        accuracy=history[-1]["test_accuracy"],
-        rounds_to_target=next(reached, None),
-        megabytes_down=sum(record["bytes_down"] for record in history) / 1e6,
-        megabytes_up=sum(record["bytes_up"] for record in history) / 1e6,
-        gradient_evaluations=sum(record["gradient_evaluations"] for record in history),
-        seconds=sum(record["seconds"] for record in history),
-        clients=RunFolder(folder).read_clients(),
-    )
-
-
-@dataclass(frozen=True)
-class ClientRow:
-    """The accuracy over clients, over all seeds."""
-
-    mean: Spread
-    deviation: Spread
-    chance: float
-    """The deviation that chance alone would give."""
-
-    @classmethod
-    def of(cls, runs: Sequence[Mapping[str, ClientSpread]], name: str) -> ClientRow | None:
-        """The row of the "train" or "test" data, None if they are missing from a run."""
-        spreads = [run[name] for run in runs if name in run]
-        if not spreads or len(spreads) < len(runs):
-            return None
-        return cls(
-            mean=Spread.of(spread.mean for spread in spreads),
-            deviation=Spread.of(spread.deviation for spread in spreads),
-            chance=statistics.fmean(spread.chance for spread in spreads),
-        )
-
-    @property
-    def deviation_text(self) -> str:
-        return f"{self.deviation.text(1, 100)} ({100 * self.chance:.1f})"
-
-
-@dataclass(frozen=True)
 class Row:
     """One algorithm over all seeds."""
 
@@ -119,6 +57,7 @@ class Row:
     accuracy: Spread
     rounds_to_target: Spread | None
     reached: int
+    """Under how many seeds the target was reached."""
     seeds: int
     megabytes_down: Spread
     megabytes_up: Spread
@@ -128,24 +67,31 @@ class Row:
     client_tests: ClientRow | None
 
 
-def summarise(label: str, lr: float, outcomes: Sequence[Outcome]) -> Row:
-    def spread(name: str) -> Spread:
-        return Spread.of(getattr(each, name) for each in outcomes)
+def summarise(label: str, lr: float, folders: Sequence[RunFolder], target: float) -> Row:
+    """The row of an algorithm from its finished runs, one for each seed."""
+    histories = [folder.read_history() for folder in folders]
+    clients = [folder.read_clients() for folder in folders]
+    accuracy = Spread.of_finite(last(history) for history in histories)
+    if accuracy is None:
+        raise FlatfedError(f"{label}: its runs have no test accuracy to compare; give the data a test set")
+    reached = finite_values(first_round_reaching(history, target) for history in histories)
 
-    reached = [each.rounds_to_target for each in outcomes if each.rounds_to_target is not None]
+    def cost(key: str, unit: float = 1.0) -> Spread:
+        return Spread.of(total(history, key) / unit for history in histories)
+
     return Row(
         label=label,
         lr=lr,
-        accuracy=spread("accuracy"),
-        rounds_to_target=Spread.of(reached) if reached else None,
+        accuracy=accuracy,
+        rounds_to_target=Spread.of_finite(reached),
         reached=len(reached),
-        seeds=len(outcomes),
-        megabytes_down=spread("megabytes_down"),
-        megabytes_up=spread("megabytes_up"),
-        gradient_evaluations=spread("gradient_evaluations"),
-        seconds=spread("seconds"),
-        clients=ClientRow.of([each.clients for each in outcomes], "train"),
-        client_tests=ClientRow.of([each.clients for each in outcomes], "test"),
+        seeds=len(folders),
+        megabytes_down=cost("bytes_down", MEGABYTE),
+        megabytes_up=cost("bytes_up", MEGABYTE),
+        gradient_evaluations=cost("gradient_evaluations"),
+        seconds=cost("seconds"),
+        clients=ClientRow.of(clients, "train"),
+        client_tests=ClientRow.of(clients, "test"),
     )
 
 
@@ -155,6 +101,16 @@ class Contestant:
 
     label: str
     changes: Mapping[str, Any]
+
+    @classmethod
+    def parse(cls, text: str) -> Contestant:
+        """`fedsam:radius=0.05,lr=0.2`: an algorithm, its options and its own training settings."""
+        name, _, options = text.partition(":")
+        values = with_assignments({}, [item for item in options.split(",") if item])
+        if "seed" in values:
+            raise FlatfedError(f"{text}: every algorithm runs under the same seeds; use --seeds")
+        training = {key: values.pop(key) for key in list(values) if key in Training.model_fields}
+        return cls(text, {"algorithm": {"name": name, **values}, "training": training})
 
     def config(self, base: Mapping[str, Any], seed: int) -> Config:
         training = {**base.get("training", {}), **self.changes.get("training", {}), "seed": seed}
@@ -181,7 +137,7 @@ def compare(
     configs = [[each.config(base, seed) for seed in seeds] for each in contestants]
     rows = []
     for each, of_seeds in zip(contestants, configs, strict=True):
-        outcomes = []
+        finished = []
         for config in of_seeds:
             seed = config.training.seed
             folder = run_folder(config, root)
@@ -191,7 +147,26 @@ def compare(
             except DivergedError as error:
                 failed(each, seed, error)
                 continue
-            outcomes.append(outcome(folder, target))
-        if outcomes:
-            rows.append(summarise(each.label, of_seeds[0].training.lr, outcomes))
+            finished.append(RunFolder(folder))
+        if finished:
+            rows.append(summarise(each.label, of_seeds[0].training.lr, finished, target))
     return rows
+
+
+@dataclass(frozen=True)
+class Demo:
+    """The comparison that `flatfed demo` runs, from demo.toml."""
+
+    setting: Mapping[str, Any]
+    contestants: Sequence[Contestant]
+    seeds: int
+    target: float
+
+    @classmethod
+    def read(cls) -> Demo:
+        values = tomllib.loads(resources.files(__package__).joinpath("demo.toml").read_text())
+        contestants = [Contestant.parse(text) for text in values["algorithms"]]
+        return cls(values["setting"], contestants, values["seeds"], values["target"])
+
+
+DEMO = Demo.read()

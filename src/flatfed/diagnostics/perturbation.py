@@ -1,8 +1,7 @@
-"""How sharp the loss is around the model, and how well ascent directions are guessed."""
+"""How well clients guess the direction in which the global loss rises."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,43 +10,15 @@ from torch import Tensor
 
 from flatfed.core.flat import unit
 from flatfed.core.sampling import batches
-from flatfed.core.types import Count, Positive
-from flatfed.data.federation import Samples
+from flatfed.core.types import Count
+from flatfed.diagnostics.figures import Content, Figure, Measurements, Result, axes, line
+from flatfed.diagnostics.registry import diagnostic
 from flatfed.diagnostics.subject import Subject, Tick, silent
 from flatfed.parts.synthetic import SyntheticMix, samples_of
-
-
-def one_step_sharpness(subject: Subject, samples: Samples, radius: float) -> float:
-    """F(x + ρ ∇F/‖∇F‖) − F(x): the first-order estimate of the largest rise within the radius."""
-    ascent = unit(subject.gradient(subject.model, samples))
-    raised = subject.evaluate(subject.model + radius * ascent, samples)["loss"]
-    return raised - subject.evaluate(subject.model, samples)["loss"]
-
-
-def sharpness(
-    subject: Subject,
-    *,
-    radius: Positive = 0.1,
-    samples: Count | None = 5000,
-    clients: Count | None = 10,
-    tick: Tick = silent,
-) -> dict[str, Any]:
-    """The sharpness of the global loss and of some clients' own losses, at the global model.
-
-    The `radius` is the same for all algorithms, whatever their own is, so that they can be compared.
-    """
-    members = subject.some_clients(clients)
-    whole = one_step_sharpness(subject, subject.training_data(samples), radius)
-    found = []
-    for number, client in enumerate(members):
-        own = one_step_sharpness(subject, subject.data(client), radius)
-        found.append({"client": client, "sharpness": own})
-        tick((number + 1) / len(members))
-    return {"radius": radius, "global": whole, "clients": found}
-
+from flatfed.runs.statistics import finite, mean
 
 Estimate = Callable[[Subject, int], Tensor | None]
-"""Where a client would climb from the received model, or None if it cannot say."""
+"""The direction in which a client would climb from the received model; None if it has no estimate."""
 
 
 def _from_own_batch(subject: Subject, client: int) -> Tensor:
@@ -74,7 +45,7 @@ def _from_synthetic_samples(subject: Subject, client: int) -> Tensor | None:
     rule, received = subject.algorithm.gradient, subject.received
     if not isinstance(rule, SyntheticMix) or not bool(received["synthetic_ready"][0]):
         return None
-    inputs, targets = samples_of(received, subject.engine.plan.dimensions.input_shape)
+    inputs, targets = samples_of(received, subject.input_shape)
     point = received["model"].detach().requires_grad_()
     with torch.enable_grad():
         loss = subject.seen_loss(point, inputs[: rule.batch], targets[: rule.batch])
@@ -88,16 +59,39 @@ ESTIMATES: Mapping[str, Estimate] = {
     "momentum": _from_momentum,
     "synthetic": _from_synthetic_samples,
 }
-"""FedSAM's, FedLESAM's, FedNSAM's (the same for all clients) and FedSynSAM's; one more is one more line."""
+"""FedSAM's, FedLESAM's, FedNSAM's (the same for all clients) and FedSynSAM's."""
 
 
+def summary(result: Result) -> str:
+    means = {name: mean(cosines) for name, cosines in result["cosine"].items()}
+    known = (f"cosine of {name} {value:.2f}" for name, value in means.items() if value is not None)
+    return ", ".join(known) or "no estimate"
+
+
+def show(measured: Measurements) -> Content:
+    """For each method, how well each estimate agrees with the gradient on all data."""
+    note = "The cosine between a client's estimate and the gradient of the whole loss."
+    figures = []
+    for method in measured["perturbation"]:
+        # Clients have no order that a line could follow.
+        points = [
+            line(method, method.first["clients"], cosines, name=name, mode="markers", meta={"series": index})
+            for index, (name, cosines) in enumerate(method.first["cosine"].items())
+        ]
+        name, title = f"perturbation-{method.number}", f"Perturbations under {method.label}"
+        layout = axes("client", "", showlegend=True)
+        figures.append(Figure(name, title, points, layout, note, ("rule", "client", "cosine"), method.number))
+    return figures
+
+
+@diagnostic("stability", summary, show, cheap=True)
 def perturbation(
     subject: Subject, *, samples: Count | None = 5000, clients: Count | None = 10, tick: Tick = silent
 ) -> dict[str, Any]:
     """The cosine of each estimated ascent direction to the true gradient of the global loss.
 
-    At the model that the next round's participants receive. An estimate is None for a client that has
-    none (FedLESAM's before its second round), and is left out if nobody has one.
+    At the model that the next round's participants receive. An estimate is None for a client that has none
+    (FedLESAM's before its second round), and is left out if no client has one.
     """
     members = subject.some_clients(clients)
     truth = unit(subject.gradient(subject.received["model"], subject.training_data(samples)))
@@ -106,8 +100,7 @@ def perturbation(
         for name, estimate in ESTIMATES.items():
             guess = estimate(subject, client)
             known = guess is not None and bool(torch.linalg.vector_norm(guess) > 0)
-            cosine = float(unit(guess) @ truth) if guess is not None and known else None
-            cosines[name].append(None if cosine is None or not math.isfinite(cosine) else cosine)
+            cosines[name].append(finite(float(unit(guess) @ truth)) if guess is not None and known else None)
         tick((number + 1) / len(members))
-    kept = {name: found for name, found in cosines.items() if any(each is not None for each in found)}
+    kept = {name: values for name, values in cosines.items() if any(value is not None for value in values)}
     return {"clients": members, "cosine": kept}

@@ -1,0 +1,50 @@
+"""How evenly the model serves the clients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flatfed.core.errors import FlatfedError
+from flatfed.diagnostics.figures import Content, Measurements, Result, method_table, percent
+from flatfed.diagnostics.registry import diagnostic
+from flatfed.diagnostics.subject import Subject, Tick, silent
+from flatfed.training.evaluation import ClientSpread
+
+
+def summary(result: Result) -> str:
+    return (
+        f"accuracy {result['mean']:.1%} ± {result['deviation']:.1%} between clients "
+        f"({result['binomial_floor']:.1%} by chance)"
+    )
+
+
+def show(measured: Measurements) -> Content:
+    columns = {
+        "mean accuracy %": lambda method: percent(method.spread("mean")),
+        "deviation between clients %": lambda method: percent(method.spread("deviation")),
+        "by chance alone %": lambda method: percent(method.spread("binomial_floor")),
+    }
+    note = "By chance alone: the deviation that equally good clients of these sizes would show."
+    return [method_table("fairness", "Differences between clients", measured["clients"], columns, note)]
+
+
+@diagnostic("generalisation", summary, show, cheap=True)
+def clients(subject: Subject, *, tick: Tick = silent) -> dict[str, Any]:
+    """The global model's accuracy on each client's own data, and how much of its deviation is chance."""
+    if "accuracy" not in subject.metrics:
+        raise FlatfedError("clients: needs a metric named accuracy; give one in metrics")
+    population = len(subject.federation)
+    accuracy, sizes = [], []
+    for client in range(population):
+        data = subject.data(client)
+        accuracy.append(subject.evaluate(subject.model, data)["accuracy"])
+        sizes.append(len(data[0]))
+        tick((client + 1) / population)
+    spread = ClientSpread.of(accuracy, sizes)
+    return {
+        "accuracy": accuracy,
+        "mean": spread.mean,
+        "deviation": spread.deviation,
+        "binomial_floor": spread.chance,
+        "samples": sizes,
+    }

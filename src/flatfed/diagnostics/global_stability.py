@@ -1,0 +1,127 @@
+"""Global-update stability: how far two trainings drift apart whose sets of clients differ in one client.
+
+Everything else is the same in both, the first weights, the participants' numbers and the random streams of
+all unchanged clients, so the whole difference is due to the replaced client.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flatfed.core import random
+from flatfed.core.errors import FlatfedError
+from flatfed.core.sampling import cohort
+from flatfed.core.types import Count
+from flatfed.data.federation import Federation, LoadedFederation, Pool, PooledFederation, Samples
+from flatfed.diagnostics.figures import Content, Measurements, Result, bound_line, brief, chart
+from flatfed.diagnostics.local_stability import evenly_spaced
+from flatfed.diagnostics.registry import diagnostic
+from flatfed.diagnostics.subject import Subject, Tick, silent
+from flatfed.diagnostics.theory import gradient_bound, most_steps, stability_bound
+from flatfed.training.loop import Progress
+
+
+def with_client_replaced(federation: Federation, client: int, by: int) -> Federation:
+    """A neighbouring federation: one client's data are those of another."""
+    if isinstance(federation, PooledFederation):
+        rows = [federation.rows(by if number == client else number) for number in range(len(federation))]
+        pool = Pool("clients", federation.inputs, federation.targets, rows)
+        return PooledFederation(pool, federation.test, federation.transform, federation.classes)
+
+    def load(number: int) -> Samples:
+        own = federation.client(by if number == client else number)
+        return own.batch(torch.arange(len(own), device=own.inputs.device))
+
+    neighbour = LoadedFederation(len(federation), load, federation.test)
+    neighbour.transform = federation.transform
+    return neighbour
+
+
+def discrepancies(first: Sequence[Tensor], second: Sequence[Tensor]) -> list[float]:
+    """‖x_t − x'_t‖ for two sequences of models."""
+    return [float(torch.linalg.vector_norm(one - other)) for one, other in zip(first, second, strict=True)]
+
+
+def summary(result: Result) -> str:
+    return f"{brief(result['discrepancy'][-1])} apart after {result['rounds'][-1]} rounds"
+
+
+def show(measured: Measurements) -> Content:
+    methods = measured["global_stability"]
+    lines = [method.mean_line("rounds", "discrepancy") for method in methods]
+    bounds = [
+        bound_line(method, method.first["rounds"], method.first["bound"])
+        for method in methods
+        if method.first.get("bound")
+    ]
+    note = (
+        "Two trainings that differ in one client, who has another's data in one of them; the largest "
+        f"distance over the replacements tried.{' Dotted: the bound.' if bounds else ''}"
+    )
+    decades = math.inf if bounds else 0  # they may be far above what happens
+    axes = ("rounds", "distance of the models")
+    return [chart("global_stability", "Global stability", lines + bounds, *axes, note, decades=decades)]
+
+
+@diagnostic("stability", summary, show)
+def global_stability(
+    subject: Subject,
+    *,
+    rounds: Count | None = None,
+    replacements: Count = 3,
+    points: Count = 50,
+    bound: bool = True,
+    tick: Tick = silent,
+) -> dict[str, Any]:
+    """Trains anew from the first weights, and again for each of some replaced clients.
+
+    For as many `rounds` as the run was to have unless given; models are compared in at most `points` of them.
+    The replaced clients are drawn from the first round's participants, so that a difference arises at once;
+    each gets the data of a random other client. `discrepancy` is the largest over the replacements, `bound`
+    the elementary bound of `flatfed.diagnostics.theory` where there is one.
+    """
+    settings = subject.settings
+    rounds = settings.rounds if rounds is None else rounds
+    compared = [at for at in evenly_spaced(rounds, points) if at > 0]
+    population = len(subject.federation)
+    if population < 2:
+        raise FlatfedError("global_stability: it takes at least two clients, one to replace and one to take")
+    generator = random.numpy_generator(settings.seed, "replaced clients")
+    first = cohort(settings, population, 0)
+    replaced = generator.permutation(first)[:replacements].tolist()
+    pairs = [(old, int((old + generator.integers(1, population)) % population)) for old in replaced]
+    trainings = 1 + len(pairs)
+
+    def models(number: int, federation: Federation) -> list[Tensor]:
+        kept: list[Tensor] = []
+
+        def keep(progress: Progress) -> None:
+            if progress.round in compared:
+                kept.append(progress.server["model"].clone())
+            tick((number + progress.round / rounds) / trainings)
+
+        subject.train_again(federation, rounds, keep)
+        return kept
+
+    base = models(0, subject.federation)
+    by_replacement = [
+        discrepancies(base, models(number, with_client_replaced(subject.federation, old, new)))
+        for number, (old, new) in enumerate(pairs, start=1)
+    ]
+    bounds = None
+    if bound:
+        longest, steps = gradient_bound(subject), most_steps(subject)
+        all_bounds = stability_bound(subject.algorithm, settings, steps, longest, rounds)
+        bounds = None if all_bounds is None else [all_bounds[at - 1] for at in compared]
+    return {
+        "rounds": compared,
+        "discrepancy": [max(values) for values in zip(*by_replacement, strict=True)],
+        "replacements": by_replacement,
+        "replaced": [{"client": old, "by": new} for old, new in pairs],
+        "bound": bounds,
+    }

@@ -1,0 +1,69 @@
+"""Local-update stability: how far apart clients end up that start from one model."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flatfed.core.sampling import batches
+from flatfed.core.types import Count
+from flatfed.diagnostics.figures import Content, Measurements, Result, brief, chart
+from flatfed.diagnostics.registry import diagnostic
+from flatfed.diagnostics.subject import Subject, Tick, silent
+
+MEMORY = 2**29
+"""Bytes of local models kept at a time; of larger models fewer steps are kept."""
+
+
+def evenly_spaced(last: int, count: int) -> list[int]:
+    """At most `count` numbers from 0 to `last`, both included."""
+    parts = max(1, min(count, last + 1) - 1)
+    return sorted({math.ceil(last * part / parts) for part in range(parts + 1)})
+
+
+def largest_distance(models: Tensor) -> float:
+    """max ‖x_i − x_j‖ over pairs of models [C, P]."""
+    return float(torch.cdist(models, models, compute_mode="donot_use_mm_for_euclid_dist").max())
+
+
+def summary(result: Result) -> str:
+    return f"{brief(result['discrepancy'][-1])} apart after {result['steps'][-1]} steps"
+
+
+def show(measured: Measurements) -> Content:
+    lines = [method.mean_line("steps", "discrepancy") for method in measured["local_stability"]]
+    note = "The largest distance between two clients' models, all trained from the same global model."
+    return [chart("local_stability", "Local stability", lines, "local step", "distance of the models", note)]
+
+
+@diagnostic("stability", summary, show, cheap=True)
+def local_stability(
+    subject: Subject, *, clients: Count | None = 10, points: Count = 50, tick: Tick = silent
+) -> dict[str, Any]:
+    """The largest distance between two clients' models after k local steps of the next round.
+
+    At most `points` values of k.
+    """
+    members = subject.some_clients(clients)
+    sizes = [len(subject.federation.client(client)) for client in members]
+    # As long as all of them still train.
+    steps = min(
+        len(batches(subject.settings, size, subject.round, client))
+        for client, size in zip(members, sizes, strict=True)
+    )
+    room = MEMORY // (len(members) * len(subject.model) * subject.model.element_size())
+    looked_at = evenly_spaced(steps, max(2, min(points, room)))
+    models: dict[int, dict[int, Tensor]] = {step: {} for step in looked_at}
+
+    def visit(trained: list[int], step: int, at: Tensor) -> None:
+        if step in models:
+            models[step].update(zip(trained, at.clone(), strict=True))
+
+    subject.local_models(members, visit, tick)
+    return {
+        "steps": looked_at,
+        "discrepancy": [largest_distance(torch.stack(list(models[step].values()))) for step in looked_at],
+    }

@@ -1,0 +1,64 @@
+"""How sharp the loss is around the model: how far it rises within a small radius."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flatfed.core.flat import unit
+from flatfed.core.types import Count, Positive
+from flatfed.data.federation import Samples
+from flatfed.diagnostics.figures import Content, Measurements, Result, brief, method_table, significant
+from flatfed.diagnostics.registry import diagnostic
+from flatfed.diagnostics.subject import Subject, Tick, silent
+from flatfed.runs.statistics import mean
+
+
+def one_step_sharpness(subject: Subject, samples: Samples, radius: float) -> float:
+    """F(x + ρ ∇F/‖∇F‖) − F(x): the first-order estimate of the largest rise within the radius."""
+    ascent = unit(subject.gradient(subject.model, samples))
+    raised = subject.evaluate(subject.model + radius * ascent, samples)["loss"]
+    return raised - subject.evaluate(subject.model, samples)["loss"]
+
+
+def summary(result: Result) -> str:
+    own = mean(client["sharpness"] for client in result["clients"])
+    return f"global {brief(result['global'])}, clients' mean {brief(own)}"
+
+
+def show(measured: Measurements) -> Content:
+    methods = measured["sharpness"]
+    note = "By how much the loss rises after one step as long as the radius along its gradient."
+    if len({significant(method.spread("radius")).text for method in methods}) > 1:
+        note += " The radii differ, so compare with care; flatfed diagnose RUN sharpness --set radius=0.1."
+    columns = {
+        "radius": lambda method: significant(method.spread("radius")),
+        "global loss": lambda method: significant(method.spread("global")),
+        "clients' losses, mean": lambda method: significant(mean(method.of_clients("sharpness"))),
+        "clients' losses, largest": lambda method: significant(
+            max(method.of_clients("sharpness"), default=None)
+        ),
+    }
+    return [method_table("sharpness", "Sharpness", methods, columns, note)]
+
+
+@diagnostic("flatness", summary, show, cheap=True)
+def sharpness(
+    subject: Subject,
+    *,
+    radius: Positive = 0.1,
+    samples: Count | None = 5000,
+    clients: Count | None = 10,
+    tick: Tick = silent,
+) -> dict[str, Any]:
+    """The sharpness of the global loss and of some clients' own losses, at the global model.
+
+    The `radius` is the same for all algorithms, whatever their own is, so that they can be compared.
+    """
+    members = subject.some_clients(clients)
+    whole = one_step_sharpness(subject, subject.training_data(samples), radius)
+    of_clients = []
+    for number, client in enumerate(members):
+        own = one_step_sharpness(subject, subject.data(client), radius)
+        of_clients.append({"client": client, "sharpness": own})
+        tick((number + 1) / len(members))
+    return {"radius": radius, "global": whole, "clients": of_clients}

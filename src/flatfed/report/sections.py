@@ -1,0 +1,445 @@
+"""The sections of a report: what every run has, and what diagnostics measured."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from flatfed.core.errors import FlatfedError
+from flatfed.data.partition import class_counts
+from flatfed.data.partition.base import Indices
+from flatfed.diagnostics import DIAGNOSTICS
+from flatfed.diagnostics.figures import (
+    Content,
+    Figure,
+    MethodResults,
+    Table,
+    TableCell,
+    Trace,
+    amount,
+    axes,
+    box,
+    box_chart,
+    cell,
+    chart,
+    line,
+    log_axis,
+    method_table,
+    percent,
+    rounded,
+)
+from flatfed.report.group import Comparison, Method, algorithm_name, differing_keys, flattened
+from flatfed.report.read import RunRecord
+from flatfed.report.split import binned
+from flatfed.runs.statistics import ACCURACY, MEGABYTE, Curve, Spread, finite, mean
+from flatfed.training.config import Config
+from flatfed.training.evaluation import ClientSpread
+
+# Numbers of a history line that have their own place in the report, or say nothing over the rounds.
+PLACED = {"round", "participants", "bytes_down", "bytes_up", "gradient_evaluations", "seconds", "lr"}
+TITLES = {
+    ACCURACY: "Test accuracy",
+    "test_loss": "Test loss",
+    "train_loss": "Training loss",
+    "update_norm": "Length of the mean update",
+    "flatness_distance": "Flatness distance",
+    "client_drift": "Client drift",
+}
+DIAGNOSED = {
+    "flatness": ("Flatness", ""),
+    "surfaces": (
+        "Loss surfaces",
+        "The loss around each final model along two random directions. Turning one surface turns all.",
+    ),
+    "planes": ("Between models", ""),
+    "stability": ("Stability and drift", ""),
+    "generalisation": ("Generalisation", ""),
+}
+"""The sections of the diagnostics, their titles and introductions; other sections follow these."""
+Column = Callable[[Method], TableCell]
+
+
+@dataclass
+class Section:
+    """A part of a comparison under one heading, without figures and tables that have nothing to show."""
+
+    name: str
+    title: str
+    content: Content = ()
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        self.content = [item for item in self.content if not item.is_empty]
+
+
+# -- summary ----------------------------------------------------------------------------------------------
+
+
+def summary(comparison: Comparison, targets: Sequence[float], test_samples: int | None) -> Section:
+    """One line for each method: what it reached and what it cost."""
+    keys = comparison.history_keys()
+    columns: dict[str, Column] = {}
+    if ACCURACY in keys:
+        columns["accuracy %"] = lambda method: percent(method.last())
+        columns["best %"] = lambda method: percent(method.best())
+        for target in targets:
+            columns[f"rounds to {100 * target:.4g} %"] = _rounds_to(target)
+    else:
+        for key in _metrics(keys):
+            columns[_title(key).lower()] = _last(key)
+    columns |= {
+        "clients' deviation %": _client_column("training", 1),
+        "by chance %": _client_column("training", 2),
+        "MB down": lambda method: amount(method.running_total("bytes_down").end, 1 / MEGABYTE),
+        "MB up": lambda method: amount(method.running_total("bytes_up").end, 1 / MEGABYTE),
+        "gradients": lambda method: cell(method.running_total("gradient_evaluations").end, 0),
+        "seconds": lambda method: cell(method.running_total("seconds").end, 1),
+        "rounds": lambda method: cell(float(min((len(run.history) for run in method.counted), default=0)), 0),
+        "seeds": _seeds,
+    }
+    several = max(len(method.counted) for method in comparison.methods) > 1
+    notes = ["Mean ± standard deviation over seeds, at the last round." if several else "At the last round."]
+    highest = _highest_accuracy(comparison)
+    if test_samples and highest is not None:
+        error = 100 * math.sqrt(highest * (1 - highest) / test_samples)
+        notes.append(
+            f"With {test_samples:,} test samples the highest accuracy is uncertain by ±{error:.2g} points "
+            "(one standard error) whatever the seeds say."
+        )
+    notes.append(
+        "MB and gradients: of the whole run, all participants. Clients' deviation: of the final model's "
+        "accuracy on each client's own data; by chance: what equally good clients of their sizes would show."
+    )
+    table = method_table("summary", "Results", comparison.methods, columns, " ".join(notes))
+    return Section("summary", "Summary", [table])
+
+
+def _highest_accuracy(comparison: Comparison) -> float | None:
+    finals = (method.last() for method in comparison.methods)
+    return max((final.mean for final in finals if final is not None), default=None)
+
+
+def _last(key: str) -> Column:
+    return lambda method: cell(method.last(key), 4)
+
+
+def _seeds(method: Method) -> TableCell:
+    counted, everything = len(method.counted), method.seeds
+    return TableCell(str(counted) if counted == everything else f"{counted} of {everything}", counted)
+
+
+def _rounds_to(target: float) -> Column:
+    """A column with the rounds to an accuracy, and how many seeds reach it if not all do."""
+
+    def make(method: Method) -> TableCell:
+        rounds = method.rounds_to(target)
+        some = f" ({len(rounds)} of {len(method.counted)})" if len(rounds) < len(method.counted) else ""
+        return cell(Spread.of(rounds), 0, more=some) if rounds else TableCell("not reached")
+
+    return make
+
+
+# -- curves -----------------------------------------------------------------------------------------------
+
+
+def _title(key: str) -> str:
+    return TITLES.get(key, key.replace("_", " ").capitalize())
+
+
+def _metrics(keys: Iterable[str]) -> list[str]:
+    """Accuracy, then other test metrics, then the test loss; the training loss where nothing is tested."""
+    tests = [key for key in keys if key.startswith("test_")]
+    return sorted(tests, key=lambda key: (key != ACCURACY, key == "test_loss")) or ["train_loss"]
+
+
+def curves(comparison: Comparison) -> Section:
+    """Every metric against rounds, and the first one and its loss against traffic and computation."""
+    keys = comparison.history_keys()
+    metrics = _metrics(keys)
+    figures = [_over_rounds(comparison, key) for key in metrics]
+    main = [key for key in metrics if key in {metrics[0], "test_loss"}] or metrics[:1]
+    for name, unit, costs, scale in (
+        ("megabytes", "megabytes sent, both ways", ("bytes_up", "bytes_down"), MEGABYTE),
+        ("gradients", "minibatch gradients", ("gradient_evaluations",), 1.0),
+    ):
+        if any(cost in keys for cost in costs):
+            figures += [_over_cost(comparison, key, name, unit, costs, scale) for key in main]
+    note = (
+        "Lines are means over seeds, bands one standard deviation between them. Accuracy axes leave out the "
+        "first steep rise; drag to zoom, double-click to see everything."
+    )
+    return Section("training", "Training", figures, note)
+
+
+def other_curves(comparison: Comparison) -> Section:
+    """Whatever else the histories have, from callbacks for instance."""
+    keys = comparison.history_keys()
+    others = [key for key in keys if key not in PLACED and key not in _metrics(keys)]
+    note = (
+        "The training loss is taken where the algorithm evaluates it, for some at a perturbed point: compare "
+        "it between algorithms with care."
+    )
+    figures = [_over_rounds(comparison, key) for key in others]
+    return Section("rounds", "Round by round", figures, note if "train_loss" in others else "")
+
+
+def _over_rounds(comparison: Comparison, key: str) -> Figure:
+    curves = [(method, method.curve(key)) for method in comparison.methods]
+    lines = [(method, curve.rounds, curve) for method, curve in curves]
+    return _curve_figure(key, f"{key}-rounds", _title(key), "rounds", lines)
+
+
+def _over_cost(
+    comparison: Comparison, key: str, name: str, unit: str, costs: Sequence[str], scale: float
+) -> Figure:
+    lines = []
+    for method in comparison.methods:
+        curve, spent = method.curve(key), method.running_total(*costs).means
+        lines.append((method, [spent[number] / scale for number in curve.rounds], curve))
+    return _curve_figure(key, f"{key}-{name}", f"{_title(key)} against {name}", unit, lines)
+
+
+def _curve_figure(
+    key: str, name: str, title: str, unit: str, lines: Iterable[tuple[Method, Sequence[float], Curve]]
+) -> Figure:
+    """Curves of one quantity against rounds or costs, accuracies in percent."""
+    is_accuracy = key.endswith("accuracy")
+    scale, label = (100.0, f"{_title(key).lower()} (%)") if is_accuracy else (1.0, _title(key).lower())
+    traces = []
+    for method, x, curve in lines:
+        deviation = [scale * value for value in curve.deviation] if curve.deviation else None
+        if curve.rounds:
+            y = [scale * value for value in curve.mean]
+            traces.append(line(method, x, y, deviation))
+    layout = axes(unit, "")
+    if key.endswith("loss"):
+        layout = log_axis(layout, traces)
+    if is_accuracy and traces:
+        layout["yaxis"] |= {"ticksuffix": " %", "range": _upper_range(traces)}
+    return Figure(name, title, traces, layout, columns=("method", unit, label))
+
+
+def _upper_range(traces: Sequence[Trace]) -> list[float]:
+    """Around the upper nine tenths of the values: what matters is where the methods end."""
+    values = [value for trace in traces for value in trace["y"] if value is not None]
+    low, high = float(np.quantile(values, 0.1)), max(values)
+    margin = 0.06 * max(high - low, 1.0)
+    return [low - margin, high + margin]
+
+
+# -- targets ----------------------------------------------------------------------------------------------
+
+
+def usual_targets(comparison: Comparison) -> list[float]:
+    """Whole percentages at 50, 75, 90 and 97 % of the best method's final accuracy."""
+    highest = _highest_accuracy(comparison) or 0.0
+    whole = (math.floor(100 * highest * share) for share in (0.5, 0.75, 0.9, 0.97))
+    return [percentage / 100 for percentage in dict.fromkeys(whole) if percentage > 0]
+
+
+def to_targets(comparison: Comparison, targets: Sequence[float]) -> Section:
+    """When each method first reaches some accuracies, in rounds and in megabytes."""
+    if not targets or ACCURACY not in comparison.history_keys():
+        return Section("targets", "Rounds to an accuracy")
+    methods = comparison.methods
+    headers = {f"{100 * target:.4g} %": target for target in targets}
+    rounds = {header: _rounds_to(target) for header, target in headers.items()}
+    megabytes = {header: _megabytes_to(target) for header, target in headers.items()}
+    traces = [
+        line(method, [100 * target for target in targets], means, mode="lines+markers")
+        for method in methods
+        if any(means := [mean(method.rounds_to(target)) for target in targets])
+    ]
+    title, x = "Rounds to an accuracy", "test accuracy (%)"
+    figure = chart("rounds-to-target", title, traces, x, "rounds", titled=False)
+    note = "Means over the seeds that reach it; in brackets how many do, if not all."
+    tables = [
+        method_table("rounds-to-target", "Rounds", methods, rounds, note),
+        method_table("megabytes-to-target", "Megabytes, both ways", methods, megabytes),
+    ]
+    return Section("targets", "Rounds to an accuracy", [*tables, figure])
+
+
+def _megabytes_to(target: float) -> Column:
+    def make(method: Method) -> TableCell:
+        spent = method.running_total("bytes_up", "bytes_down").means
+        costs = [spent[number] / MEGABYTE for number in method.rounds_to(target) if number in spent]
+        return amount(Spread.of(costs)) if costs else TableCell("not reached")
+
+    return make
+
+
+# -- clients ----------------------------------------------------------------------------------------------
+
+
+def clients(comparison: Comparison) -> Section:
+    """How the final model's accuracy differs between the clients, on their training and their test data."""
+    train, test = (_client_figures(comparison, kind) for kind in ("training", "test"))
+    columns = {
+        f"{kind}: {quantity} %": _client_column(kind, index)
+        for kind in PREFIXES
+        for index, quantity in enumerate(("mean", "deviation", "by chance"))
+    }
+    note = "Deviation: between clients. By chance: what equally good clients of these sizes would show."
+    table = method_table("client-spread", "Accuracy over the clients", comparison.methods, columns, note)
+    tested = any(not figure.is_empty for figure in test)
+    intro = "The final model on every client's own data, all seeds together."
+    return Section("clients", "Clients", [*([table] if tested else []), *train, *test], intro)
+
+
+PREFIXES = {"training": "", "test": "test_"}
+"""What stands before the names of a client's numbers, by the data that they are of."""
+
+
+def client_accuracies(run: RunRecord, kind: str) -> list[tuple[float, float | None]]:
+    """The final model's accuracy on each client's data, and how many samples these are."""
+    names = f"{PREFIXES[kind]}accuracy", f"{PREFIXES[kind]}samples"
+    pairs = ([finite(client.get(name)) for name in names] for client in run.clients)
+    return [(accuracy, samples) for accuracy, samples in pairs if accuracy is not None]
+
+
+def _client_cells(method: Method, kind: str) -> list[TableCell]:
+    """The mean over clients, the deviation between them, and the deviation that chance would give."""
+    means, deviations, chances = [], [], []
+    for run in method.counted:
+        pairs = client_accuracies(run, kind)
+        accuracies, sizes = [accuracy for accuracy, _ in pairs], [int(size) for _, size in pairs if size]
+        if accuracies:
+            means.append(statistics.fmean(accuracies))
+            deviations.append(statistics.pstdev(accuracies))
+        if accuracies and len(sizes) == len(pairs) and all(0 <= accuracy <= 1 for accuracy in accuracies):
+            chances.append(ClientSpread.of(accuracies, sizes).chance)
+    return [cell(Spread.of_finite(values), 1, 100) for values in (means, deviations, chances)]
+
+
+def _client_column(kind: str, index: int) -> Column:
+    return lambda method: _client_cells(method, kind)[index]
+
+
+def _client_figures(comparison: Comparison, kind: str) -> list[Figure]:
+    boxes, shares = [], []
+    for method in comparison.methods:
+        accuracies = [
+            100 * accuracy for run in method.counted for accuracy, _ in client_accuracies(run, kind)
+        ]
+        if accuracies:
+            boxes.append(box(method, accuracies))
+            levels = np.linspace(0, 1, min(len(accuracies), 200) + 1)
+            curve = np.quantile(accuracies, levels, method="inverted_cdf")
+            shares.append(line(method, curve.tolist(), (100 * levels).tolist(), line={"shape": "hv"}))
+    name, x = "clients-test" if kind == "test" else "clients", "accuracy (%)"
+    note = "Box: the middle half of the clients, the median. Whiskers: 5 and 95 %. Dashed: the mean."
+    share_title = f"Clients at or below an accuracy on their {kind} data"
+    columns = ("method", x, "clients at or below (%)")
+    return [
+        box_chart(f"{name}-box", f"Accuracy on each client's own {kind} data", boxes, x, note),
+        Figure(f"{name}-share", share_title, shares, axes(x, "share of clients (%)"), columns=columns),
+    ]
+
+
+# -- diagnostics ------------------------------------------------------------------------------------------
+
+
+def diagnosed(comparison: Comparison) -> tuple[list[Section], list[str]]:
+    """What was measured, and notes about results that could not be understood."""
+    measured: dict[str, list[MethodResults]] = {}
+    for name, method in itertools.product(sorted(DIAGNOSTICS), comparison.methods):
+        if results := method.measured(name):
+            measured.setdefault(name, []).append(MethodResults(method.number, method.label, results))
+    contents: dict[str, list[Figure | Table]] = {name: [] for name in DIAGNOSED}
+    notes = []
+    for name in measured:
+        try:
+            contents.setdefault(DIAGNOSTICS[name].section, []).extend(DIAGNOSTICS[name].show(measured))
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            # Files of another version or a damaged one must not cost the rest of the report.
+            notes.append(f"diagnostics/{name}.json: not as expected ({error!r}), left out")
+    sections = []
+    for name, content in contents.items():
+        title, introduction = DIAGNOSED.get(name, (name.capitalize(), ""))
+        sections.append(Section(name, title, content, introduction))
+    return sections, notes
+
+
+# -- split ------------------------------------------------------------------------------------------------
+
+
+def split_of(run: RunRecord) -> tuple[Indices, int]:
+    """Samples of each class at each client, and how many test samples there are; from config and data."""
+    if "data" not in run.config:
+        raise FlatfedError("the run was made from Python, its data are not in its config")
+    federation = Config.checked(run.config).make_federation()
+    rows = [federation.rows(client).numpy() for client in range(len(federation))]
+    targets = federation.targets.numpy()
+    if targets.ndim != 1 or not np.issubdtype(targets.dtype, np.integer):
+        raise FlatfedError("the targets are not classes")
+    counts = class_counts(rows, targets, federation.classes or int(targets.max()) + 1)
+    return counts, len(federation.test[0]) if federation.test else 0
+
+
+def split(counts: Indices, seed: Any) -> Section:
+    """Which client holds how many samples of which class."""
+    values, clients, classes = binned(counts, 250, 100)
+    heatmap = {
+        "type": "heatmap",
+        "name": "samples",
+        "x": clients.tolist(),
+        "y": classes.tolist(),
+        "z": [rounded(row) for row in np.sqrt(values).T.tolist()],
+        "text": [rounded(row) for row in values.T.tolist()],
+        "hovertemplate": "client %{x}, class %{y}: %{text}<extra></extra>",
+        "xgap": 1 if len(clients) <= 120 else 0,
+        "ygap": 1,
+        "showscale": False,
+        "meta": {"ramp": True},
+    }
+    sizes = counts.sum(axis=1)
+    held = np.count_nonzero(counts, axis=1)
+    binning = "" if len(clients) == len(counts) else " Columns are means over neighbouring clients."
+    note = (
+        f"{len(counts):,} clients hold {int(sizes.min()):,} to {int(sizes.max()):,} samples (median "
+        f"{np.median(sizes):g}) of {int(held.min())} to {int(held.max())} classes. Shades follow the square "
+        f"root of the count.{binning} The split under seed {seed}; other seeds divide the data anew."
+    )
+    title, columns = "Samples by class and client", ("client", "class", "samples")
+    figure = Figure("split", title, [heatmap], axes("client", "class"), note, columns)
+    return Section("split", "Split", [figure])
+
+
+# -- configs ----------------------------------------------------------------------------------------------
+
+
+def configs(comparison: Comparison) -> tuple[list[tuple[str, str]], Table | None]:
+    """The settings that all methods share, and a table of those in which they differ."""
+    flat = [flattened(method.config) for method in comparison.methods]
+    differing = [key for key in differing_keys(flat) if key != "training.seed"]
+    shared = [(key, text) for key, text in flat[0].items() if key not in {*differing, "training.seed"}]
+    if all(algorithm_name(method.config) == method.label for method in comparison.methods):
+        differing = [key for key in differing if key != "algorithm.name"]
+    if not differing:
+        return shared, None
+    rows = [
+        [cell(method.label), *(cell(config.get(key)) for key in differing)]
+        for method, config in zip(comparison.methods, flat, strict=True)
+    ]
+    return shared, Table("differences", "What differs", ["method", *differing], rows)
+
+
+def headline(comparison: Comparison) -> str:
+    """The setting in one line."""
+    data, partition, model = (comparison.setting.get(key) for key in ("data", "partition", "model"))
+    if not isinstance(data, Mapping):
+        return "a model and data given in Python"
+    parts = [f"{data.get('dataset')} over {data.get('clients')} clients"]
+    for described in (partition, model):
+        if isinstance(described, Mapping):
+            options = flattened({key: value for key, value in described.items() if key != "name"})
+            listed = ", ".join(f"{key} {value}" for key, value in options.items())
+            parts.append(f"{described.get('name')} ({listed})" if listed else str(described.get("name")))
+    return " · ".join(parts)

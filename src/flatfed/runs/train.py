@@ -1,0 +1,228 @@
+"""A whole training: from a task to a run, in a folder of its own if one is given."""
+
+from __future__ import annotations
+
+import copy
+import json
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flatfed.core.algorithm import Algorithm
+from flatfed.core.errors import DivergedError, FlatfedError, FlatfedWarning
+from flatfed.core.flat import Loss, load_buffers, load_vector
+from flatfed.core.settings import Training
+from flatfed.core.state import State
+from flatfed.data.federation import Samples
+from flatfed.engines.client_store import ClientStore
+from flatfed.engines.engine import Engine
+from flatfed.engines.execution import Execution
+from flatfed.engines.planning import Metric
+from flatfed.engines.worker import Snapshot
+from flatfed.runs.folder import RunFolder, save_module
+from flatfed.runs.identity import Identity, run_identity
+from flatfed.training.checks import check_before_training, too_short
+from flatfed.training.config import Config
+from flatfed.training.evaluation import ClientSpread, client_spreads, evaluate_clients
+from flatfed.training.loop import Callback, History, TrainingLoop, TrainingState
+from flatfed.training.start import start_engine
+from flatfed.training.task import Task
+
+
+@dataclass
+class Run:
+    """A finished training: the global model, what happened, and the final state."""
+
+    model: nn.Module
+    history: History
+    algorithm: Algorithm
+    training: Training
+    server: dict[str, Tensor]
+    """The server's vectors; "model" is the flat global model, others are called PART.NAME."""
+    clients: ClientStore = field(repr=False)
+    loss: Loss = F.cross_entropy
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    path: str = "client"
+    """How clients were trained: as a "matrix" or "client" by client."""
+    path_reason: str = ""
+    per_client: list[dict[str, float]] = field(default_factory=list, repr=False)
+    """Samples, loss and metrics of the final model on each client's data, if it was evaluated there; with a
+    "test_" in front, on the client's own test data."""
+
+    @property
+    def client_spreads(self) -> dict[str, ClientSpread]:
+        """The accuracy over clients on "train" and, if they have some, "test" data of their own."""
+        return client_spreads(self.per_client)
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the global model's parameters and buffers as a safetensors file."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_module(self.model, path)
+        return path
+
+
+def train(
+    task: Task,
+    algorithm: Algorithm,
+    training: Training,
+    execution: Execution = Execution(),  # noqa: B008 (frozen)
+    *,
+    callbacks: Sequence[Callback] = (),
+    folder: str | Path | None = None,
+    evaluate_on_clients: bool = False,
+    config: Mapping[str, Any] | None = None,
+) -> Run:
+    """Trains a task's model on its clients and returns the run.
+
+    With a `folder` the run is recorded and checkpointed there, and goes on from the last checkpoint if there
+    is one. `evaluate_on_clients` also evaluates the final model on every client's data, and on its own test data
+    if the federation has some. `config` is recorded in the folder in place of the algorithm and the settings.
+    """
+    check_before_training(task, algorithm, training, callbacks)
+    if (note := too_short(algorithm, training)) is not None:
+        warnings.warn(note, FlatfedWarning, stacklevel=2)
+    path = None if folder is None else Path(folder)
+    engine = start_engine(task, algorithm, training, execution, path)
+
+    def on_clients(snapshot: Snapshot) -> list[dict[str, float]]:
+        clients = range(len(task.federation)) if evaluate_on_clients else ()
+        return evaluate_clients(engine.evaluate, task.federation, snapshot, clients)
+
+    try:
+        return run_engine(
+            engine,
+            task.model,
+            task.federation.test,
+            callbacks,
+            on_clients,
+            path,
+            config or recorded_config(algorithm, training, execution),
+            None if path is None else run_identity(task, engine.plan),
+            execution.checkpoint_every,
+        )
+    finally:
+        engine.close()
+
+
+def run_config(config: Config, folder: Path | None = None, callbacks: Sequence[Callback] = ()) -> Run:
+    """Trains what a config describes, and evaluates the final model on every client."""
+    return train(
+        config.make_task(),
+        config.make_algorithm(),
+        config.training,
+        config.execution,
+        callbacks=callbacks,
+        folder=folder,
+        evaluate_on_clients=True,
+        config=json.loads(config.model_dump_json()),
+    )
+
+
+def recorded_config(algorithm: Algorithm, training: Training, execution: Execution) -> dict[str, Any]:
+    """What is known of a run that has no config file."""
+    return {
+        "algorithm": algorithm.describe(),
+        "training": training.model_dump(),
+        "execution": execution.model_dump(),
+    }
+
+
+def run_engine(
+    engine: Engine,
+    model: nn.Module,
+    test: Samples | None,
+    callbacks: Sequence[Callback],
+    on_clients: Callable[[Snapshot], list[dict[str, float]]],
+    path: Path | None,
+    config: Mapping[str, Any],
+    identity: Identity | None,
+    checkpoint_every: int,
+) -> Run:
+    """All rounds of a training with an engine that is ready, from where the folder's run stopped."""
+    state = TrainingState.initial(engine.plan, model)
+    folder = None
+    try:
+        if path is not None and identity is not None:
+            path.mkdir(parents=True, exist_ok=True)
+            folder = RunFolder(path)
+            _open(folder, engine, state, config, identity)
+        loop = TrainingLoop(engine, model, state, test, callbacks, folder, checkpoint_every)
+        try:
+            loop.run()
+        except DivergedError as error:
+            if folder is not None:
+                folder.note_divergence(str(error))
+            raise
+        final = copy.deepcopy(model)
+        load_vector(final, engine.plan.layout, state.server["model"].cpu())
+        load_buffers(final, state.buffers)
+        per_client = on_clients(state.snapshot)
+        if folder is not None:
+            folder.finish(final, per_client)
+    finally:
+        if folder is not None:
+            folder.close()
+    plan = engine.plan
+    return Run(
+        model=final,
+        history=state.history,
+        algorithm=plan.algorithm,
+        training=plan.training,
+        server=state.server,
+        clients=engine.clients,
+        loss=plan.loss,
+        metrics=plan.metrics,
+        path=plan.path,
+        path_reason=plan.path_reason,
+        per_client=per_client,
+    )
+
+
+def _open(
+    folder: RunFolder, engine: Engine, state: TrainingState, config: Mapping[str, Any], identity: Identity
+) -> None:
+    """Takes the folder and goes on from its checkpoint; nothing is written before all is in order."""
+    plan = engine.plan
+    folder.open(config, identity)
+    checkpoint = folder.load()
+    if checkpoint is not None:
+
+        def shapes(vectors: State) -> dict[str, Any]:
+            return {name: (value.shape, value.dtype) for name, value in vectors.items()}
+
+        same = shapes(checkpoint.server) == shapes(state.server)
+        if not same or shapes(checkpoint.buffers) != shapes(state.buffers):
+            raise FlatfedError(f"{folder.path}: its checkpoint is of another model or algorithm")
+        if checkpoint.identity != identity.digest:
+            raise FlatfedError(
+                f"{folder.path}: its checkpoint was made with another model, data, loss or settings; choose "
+                "another folder or remove it"
+            )
+        if checkpoint.round > plan.training.rounds:
+            raise FlatfedError(
+                f"rounds = {plan.training.rounds}: {folder.path} already has {checkpoint.round}; ask for at "
+                "least that many or choose another folder"
+            )
+        folder.load_clients(engine.clients)
+        state.round = checkpoint.round
+        state.server = {name: value.to(plan.device) for name, value in checkpoint.server.items()}
+        state.buffers = {name: value.to(plan.device) for name, value in checkpoint.buffers.items()}
+        state.history = folder.read_history(state.round)
+        if len(state.history) != state.round:
+            raise FlatfedError(
+                f"{folder.history_path}: it has {len(state.history)} of the checkpoint's {state.round} "
+                "rounds; restore it or choose another folder"
+            )
+    chosen = {
+        "path": plan.path,
+        "reason": plan.path_reason,
+        "workers": engine.workers,
+        "parameters": plan.layout.size,
+    }
+    folder.begin(config, chosen, state.history)
