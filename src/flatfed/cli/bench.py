@@ -10,8 +10,8 @@ from rich.table import Table
 
 from flatfed.cli.terminal import app, command_of, console, round_progress
 from flatfed.core.errors import FlatfedError
-from flatfed.engines.local import available_cores
 from flatfed.engines.processes import can_fork
+from flatfed.engines.threads import available_cores
 from flatfed.runs.bench import CLIENTS, PARTICIPANTS, WARM_UP, WORKLOADS, Measured, measure
 
 command = command_of(app, "nothing is kept")

@@ -25,6 +25,7 @@ from flatfed.report.pictures import SyntheticPicture
 from flatfed.runs.compare import is_complete, run_folder
 from flatfed.runs.train import Run, run_config
 from flatfed.training.config import Config
+from flatfed.training.loop import Callback
 
 
 @command
@@ -46,7 +47,7 @@ def run_in_folder(config: Config, folder: Path, tensorboard: Path | None) -> Non
     if is_complete(config, folder):
         console.print(f"{folder} is complete: {config.training.rounds} rounds.")
         return
-    callbacks = [SyntheticPicture(folder), *trackers(tensorboard, folder)]
+    callbacks: list[Callback] = [SyntheticPicture(folder), *trackers(tensorboard, folder)]
     with round_progress() as progress:
         name = config.make_algorithm().name
         task = progress.add_task(name, total=config.training.rounds, note="", unit="rounds")

@@ -53,11 +53,14 @@ def diagnose(
     chosen = {key: None if value == "all" else value for key, value in (options or {}).items()}
     check(names, chosen)
     contents: dict[str, dict[str, Any]] = {}
-    opened = inspect_folder(folder) if subject is None else nullcontext((subject, _digest(folder, subject)))
-    with opened as (inspected, digest):
+    if subject is not None:
+        _check_same_run(folder, subject)
+    opened = inspect_folder(folder) if subject is None else nullcontext(subject)
+    with opened as inspected:
+        identity = inspected.identity
         (folder / "diagnostics").mkdir(exist_ok=True)
         for name in names:
-            head = {"format": FORMAT, "name": name, "round": inspected.round, "fingerprint": digest}
+            head = {"format": FORMAT, "name": name, "round": inspected.round, "identity": identity}
             try:
                 head |= _options(name, chosen)
                 path = folder / "diagnostics" / f"{name}.json"
@@ -96,18 +99,15 @@ def _measure(
 def _state(folder: Path) -> dict[str, Any]:
     """What tells a run's last checkpoint from any other."""
     last = RunFolder.existing(folder).last_checkpoint()
-    return {"round": last.round, "fingerprint": last.fingerprint}
+    return {"round": last.round, "identity": last.identity}
 
 
-def _digest(folder: Path, subject: Subject) -> str:
-    """The fingerprint of the run in the folder, which must be the subject's."""
-    own = {"round": subject.round, "fingerprint": subject.fingerprint}
-    if _state(folder) != own:
+def _check_same_run(folder: Path, subject: Subject) -> None:
+    if _state(folder) != {"round": subject.round, "identity": subject.identity}:
         raise FlatfedError(
-            f"{folder}: it holds another run or state than the subject; inspect the model, federation and "
-            f"run of flatfed.train(…, folder={str(folder)!r})"
+            f"{folder}: it holds another run or state than the subject; inspect the task and the run of "
+            f"flatfed.train(…, folder={str(folder)!r})"
         )
-    return subject.fingerprint
 
 
 def _kept(path: Path, head: Mapping[str, Any]) -> dict[str, Any] | None:

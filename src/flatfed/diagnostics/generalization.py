@@ -28,7 +28,7 @@ def seen_clients(subject: Subject) -> list[int]:
     """The clients that have taken part so far: participation depends on the seed and the round alone."""
     population = len(subject.federation)
     rounds = range(subject.round)
-    return sorted({client for number in rounds for client in cohort(subject.settings, population, number)})
+    return sorted({client for number in rounds for client in cohort(subject.training, population, number)})
 
 
 COLUMNS = {

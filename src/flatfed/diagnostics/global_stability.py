@@ -85,7 +85,7 @@ def global_stability(
     each gets the data of a random other client. `discrepancy` is the largest over the replacements, `bound`
     the elementary bound of `flatfed.diagnostics.theory` where there is one.
     """
-    settings = subject.settings
+    settings = subject.training
     rounds = settings.rounds if rounds is None else rounds
     compared = [at for at in evenly_spaced(rounds, points) if at > 0]
     population = len(subject.federation)

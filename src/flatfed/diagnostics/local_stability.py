@@ -51,7 +51,7 @@ def local_stability(
     sizes = [len(subject.federation.client(client)) for client in members]
     # As long as all of them still train.
     steps = min(
-        len(batches(subject.settings, size, subject.round, client))
+        len(batches(subject.training, size, subject.round, client))
         for client, size in zip(members, sizes, strict=True)
     )
     room = MEMORY // (len(members) * len(subject.model) * subject.model.element_size())

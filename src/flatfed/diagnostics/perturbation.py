@@ -14,7 +14,10 @@ from flatfed.core.types import Count
 from flatfed.diagnostics.figures import Content, Figure, Measurements, Result, axes, line
 from flatfed.diagnostics.registry import diagnostic
 from flatfed.diagnostics.subject import Subject, Tick, silent
-from flatfed.parts.synthetic import SyntheticMix, samples_of
+from flatfed.parts.correct import FullGradientMomentum, GlobalMomentum
+from flatfed.parts.perturb import LastModel
+from flatfed.parts.server import Momentum
+from flatfed.parts.synthetic import SyntheticMix, TrajectoryMatching, samples_of
 from flatfed.runs.statistics import finite, mean
 
 Estimate = Callable[[Subject, int], Tensor | None]
@@ -23,30 +26,32 @@ Estimate = Callable[[Subject, int], Tensor | None]
 
 def _from_own_batch(subject: Subject, client: int) -> Tensor:
     own = subject.federation.client(client)
-    first = batches(subject.settings, len(own), subject.round, client)[0]
+    first = batches(subject.training, len(own), subject.round, client)[0]
     return subject.gradient(subject.received["model"], own.batch(first.to(own.inputs.device)))
 
 
 def _from_last_model(subject: Subject, client: int) -> Tensor | None:
-    received = subject.received["model"]
-    if "previous_model" in subject.server:
-        return subject.server["previous_model"] - received
-    state = subject.clients.read(client, received)
-    return state["last_model"] - received if "last_model" in state else None
+    vectors = subject.vectors_of(LastModel, client)
+    if vectors is None:
+        return None
+    (name,) = vectors.keys() - {"model"}
+    return vectors[name] - subject.received["model"]
 
 
 def _from_momentum(subject: Subject, client: int) -> Tensor | None:
-    if "momentum" in subject.server:  # a sum of displacements, which point downhill
-        return -subject.server["momentum"]
-    return subject.server.get("momentum_gradient")
+    if (vectors := subject.vectors_of(Momentum, client)) is not None:
+        return -vectors["momentum"]  # a sum of displacements, which point downhill
+    vectors = subject.vectors_of(GlobalMomentum, client) or subject.vectors_of(FullGradientMomentum, client)
+    return None if vectors is None else vectors["momentum_gradient"]
 
 
 def _from_synthetic_samples(subject: Subject, client: int) -> Tensor | None:
-    rule, received = subject.algorithm.gradient, subject.received
-    if not isinstance(rule, SyntheticMix) or not bool(received["synthetic_ready"][0]):
+    rule = subject.algorithm.gradient
+    samples = subject.vectors_of(TrajectoryMatching, client)
+    if not isinstance(rule, SyntheticMix) or samples is None or not bool(samples["synthetic_ready"][0]):
         return None
-    inputs, targets = samples_of(received, subject.input_shape)
-    point = received["model"].detach().requires_grad_()
+    inputs, targets = samples_of(samples, subject.input_shape)
+    point = subject.received["model"].detach().requires_grad_()
     with torch.enable_grad():
         loss = subject.seen_loss(point, inputs[: rule.batch], targets[: rule.batch])
     (there,) = torch.autograd.grad(loss, point)

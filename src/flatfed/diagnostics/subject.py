@@ -19,7 +19,7 @@ from flatfed.core.algorithm import Algorithm
 from flatfed.core.context import Carry, ClientContext, Finish
 from flatfed.core.errors import FlatfedError
 from flatfed.core.flat import Layout
-from flatfed.core.part import Correction
+from flatfed.core.part import Correction, Part
 from flatfed.core.rounds import Broadcast, broadcast
 from flatfed.core.settings import Training
 from flatfed.core.state import State
@@ -113,6 +113,14 @@ class Subject:
     @property
     def federation(self) -> Federation:
         return self.task.federation
+
+    def vectors_of(self, kind: type[Part], client: int) -> dict[str, Tensor] | None:
+        """What a part of this kind keeps on the server and on a client, by its own names; None without one."""
+        member = next((member for member in self.algorithm.members if isinstance(member.part, kind)), None)
+        if member is None:
+            return None
+        state = self.clients.read(client, self.received["model"])
+        return {**member.seen(self.server), **{name: state[key] for name, key in member.client.items()}}
 
     def some_clients(self, count: int | None) -> list[int]:
         """A number of clients, for one seed always the same ones; all of them if None."""

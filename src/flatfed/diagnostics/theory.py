@@ -11,7 +11,9 @@ apart:
     D ← (1 − α Γ) D + 2 α G A Θ
 
 where α is the server's rate and G says how much longer than one gradient the method's step can be. For
-constant steps and α = 1 that is 2 G Θ (1 − (1 − Γ)^T)/μ after T rounds, or 2 G Θ η K T when μ = 0. G is
+constant steps and α = 1 that is 2 G Θ (1 − (1 − Γ)^T)/μ after T rounds, or 2 G Θ η K T when μ = 0. All of
+these are properties of the algorithm's parts (`Part.step_bound`), so that compositions without a name have a
+bound, too. G is
 
     1             FedAvg, FedProx, FedSAM, FedASAM, FedLESAM, FedSWA; and FedCM, MoFedSAM, MimeLite, whose
                   steps are means of bounded vectors
@@ -40,7 +42,7 @@ from torch import Tensor
 
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.sampling import batches
-from flatfed.core.settings import Settings
+from flatfed.core.settings import Training
 from flatfed.core.types import Count
 from flatfed.diagnostics.figures import (
     Content,
@@ -57,53 +59,34 @@ from flatfed.diagnostics.figures import (
 from flatfed.diagnostics.hessian import products, top_eigenvalues
 from flatfed.diagnostics.registry import diagnostic
 from flatfed.diagnostics.subject import Subject, Tick, silent
+from flatfed.parts.correct import MomentumControlVariate
+from flatfed.parts.schedule import LinearDecay
 from flatfed.runs.statistics import finite
-
-PLAIN = {"fedavg", "fedprox", "fedsam", "fedasam", "fedlesam", "fedswa", "fedsagd"}
-WEIGHTED = {"fedcm", "mofedsam", "mimelite", "fedanag"}
-"""Methods that weigh gradient and momentum, but not the weight decay beside them."""
-MOMENTUM = {
-    "fedavgm": "momentum_decay",
-    "fedanag": "momentum_decay",
-    "fedlnag": "momentum_decay",
-    "fedacg": "lookahead",
-    "fednsam": "lookahead",
-}
-"""Methods whose step is a geometric sum of past ones, and the option that is its ratio."""
 
 
 def stability_bound(
-    algorithm: Algorithm, settings: Settings, steps: int, gradient_bound: float, rounds: int
+    algorithm: Algorithm, training: Training, steps: int, gradient_bound: float, rounds: int
 ) -> list[float] | None:
-    """The bound on ‖x_t − x'_t‖ after each of `rounds` rounds; None if the algorithm has none here."""
-    # The name that stands for all of its parts; "custom" when some were replaced.
-    name, options = algorithm.describe().get("name", "custom"), algorithm.options
-    known = name in PLAIN or name in WEIGHTED or name in MOMENTUM or name == "fedadam"
-    if not known or algorithm.compressed or (name in WEIGHTED and settings.weight_decay):
+    """The bound on ‖x_t − x'_t‖ after each of `rounds` rounds; None if a part of the algorithm has none."""
+    bounds = [part.step_bound for part in algorithm.parts]
+    known = [bound for bound in bounds if bound is not None]
+    if len(known) < len(bounds) or algorithm.compressed or not algorithm.aggregate.streams:
         return None
-    longest = gradient_bound if settings.clip is None else min(gradient_bound, settings.clip)
-    rate = float(options.get("server_rate", 1.0))
-    pull = float(options.get("proximal_weight", 0.0))
-    decay = settings.weight_decay + float(options.get("decay_weight", 0.0))
-    if name == "fedsagd":
-        gain = 1 + float(options["momentum_decay"])
-    elif name in MOMENTUM:
-        gain, decay = 1 / (1 - float(options[MOMENTUM[name]])), 0.0
-    elif name == "fedadam":
-        gain, decay = 1 / float(options["stability"]), 0.0
-    else:
-        gain = 1.0
-    bounds, apart = [], 0.0
+    decay = training.weight_decay + sum(bound.decay for bound in known)
+    if decay and not all(bound.allows_decay for bound in known):
+        return None
+    if not all(bound.contracts for bound in known):
+        decay = 0.0
+    rate, gain = (math.prod(values) for values in zip(*((b.rate, b.gain) for b in known), strict=True))
+    pull = decay + sum(bound.spring for bound in known)
+    longest = gradient_bound if training.clip is None else min(gradient_bound, training.clip)
+    curve, apart = [], 0.0
     for number in range(rounds):
-        rates = algorithm.schedule.rates(settings.rate(number), steps)
-        length = (
-            (1 - math.prod(1 - each * (pull + decay) for each in rates)) / (pull + decay)
-            if pull + decay
-            else sum(rates)
-        )
+        rates = algorithm.schedule.rates(training.rate(number), steps)
+        length = (1 - math.prod(1 - rate_k * pull for rate_k in rates)) / pull if pull else sum(rates)
         apart = (1 - rate * decay * length) * apart + 2 * rate * gain * length * longest
-        bounds.append(apart)
-    return bounds
+        curve.append(apart)
+    return curve
 
 
 def fedswa_generalization_order(
@@ -141,14 +124,14 @@ def examined_sizes(subject: Subject) -> list[int]:
 
 def most_steps(subject: Subject) -> int:
     """The most local steps that an examined client takes in a round."""
-    return max(len(batches(subject.settings, size, 0, 0)) for size in examined_sizes(subject))
+    return max(len(batches(subject.training, size, 0, 0)) for size in examined_sizes(subject))
 
 
 def batch_gradients(subject: Subject, model: Tensor, client: int, count: int) -> Tensor:
     """The gradients [B, P] of the first batches that a client's next round would use, with weight decay."""
     own = subject.federation.client(client)
-    chosen = batches(subject.settings, len(own), subject.round, client)[:count]
-    decay = subject.settings.weight_decay * model
+    chosen = batches(subject.training, len(own), subject.round, client)[:count]
+    decay = subject.training.weight_decay * model
     return torch.stack(
         [subject.gradient(model, own.batch(batch.to(own.inputs.device))) + decay for batch in chosen]
     )
@@ -173,7 +156,7 @@ def estimated_constants(
     for number, client in enumerate(members):
         data = subject.data(client)
         whole.append(subject.gradient(model, data))
-        own = whole[-1] + subject.settings.weight_decay * model
+        own = whole[-1] + subject.training.weight_decay * model
         spread = batch_gradients(subject, model, client, count) - own
         deviations.append(float(spread.square().sum(1).mean()))
         curvatures.append(top_eigenvalues(products(subject, data), len(model), 1)[0])
@@ -224,14 +207,15 @@ def theory(
 ) -> dict[str, Any]:
     """Estimated constants and the bounds that they give; the measured discrepancy is global_stability's."""
     constants = estimated_constants(subject, clients, tick=tick)
-    settings, rounds = subject.settings, rounds or subject.settings.rounds
+    settings, rounds = subject.training, rounds or subject.training.rounds
     sizes = examined_sizes(subject)
     steps = most_steps(subject)
     bounds: dict[str, Any] = {}
     stability = stability_bound(subject.algorithm, settings, steps, constants["gradient_bound"], rounds)
     if stability is not None:
         bounds["stability"] = {"x": list(range(1, rounds + 1)), "y": stability}
-    if subject.algorithm.name in {"fedswa", "fedmoswa"} and constants["smoothness"] > 0:
+    # The theorem is about step sizes that fall within a round, with or without momentum control variates.
+    if isinstance(subject.algorithm.schedule, LinearDecay) and constants["smoothness"] > 0:
         x = sorted({max(1, rounds * part // 20) for part in range(1, 21)})
         y = [
             fedswa_generalization_order(
@@ -243,7 +227,9 @@ def theory(
                 smoothness=constants["smoothness"],
                 heterogeneity=constants["heterogeneity"],
                 deviation=constants["gradient_deviation"],
-                momentum=subject.algorithm.name == "fedmoswa",
+                momentum=any(
+                    isinstance(part, MomentumControlVariate) for part in subject.algorithm.corrections
+                ),
             )
             for number in x
         ]

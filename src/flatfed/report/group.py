@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flatfed.report.read import RunRecord
-from flatfed.runs.folder import FREE_SETTINGS
+from flatfed.runs.identity import method_of, setting_of
 from flatfed.runs.statistics import (
     ACCURACY,
     Curve,
@@ -22,9 +22,6 @@ from flatfed.runs.statistics import (
     last,
     running_total,
 )
-
-SETTING = ("data", "partition", "model")
-NOT_COMPARED = (FREE_SETTINGS - {"rounds"}) | {"seed"}
 
 
 @dataclass(frozen=True)
@@ -110,8 +107,8 @@ def comparisons(runs: Sequence[RunRecord], labels: Mapping[Path, str]) -> list[C
     """All runs, by setting and method, in the order in which they come."""
     settings: dict[str, dict[str, list[RunRecord]]] = {}
     for run in runs:
-        methods = settings.setdefault(_text(_setting(run)), {})
-        methods.setdefault(_text([labels.get(run.folder), _compared(run.config)]), []).append(run)
+        methods = settings.setdefault(_text(setting_of(run.config)), {})
+        methods.setdefault(_text([labels.get(run.folder), method_of(run.config)]), []).append(run)
     return [_comparison(list(methods.values()), labels) for methods in settings.values()]
 
 
@@ -121,26 +118,17 @@ def _comparison(groups: Sequence[Sequence[RunRecord]], labels: Mapping[Path, str
     for number, (name, group) in enumerate(zip(names, groups, strict=True)):
         by_seed = sorted(group, key=lambda run: _text(run.seed).zfill(24))
         methods.append(Method(number, name, tuple(by_seed)))
-    return Comparison(_setting(groups[0][0]), tuple(methods))
+    return Comparison(setting_of(groups[0][0].config), tuple(methods))
 
 
 def _text(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def _setting(run: RunRecord) -> dict[str, Any]:
-    return {key: run.config.get(key) for key in SETTING}
-
-
-def _compared(config: Mapping[str, Any]) -> dict[str, Any]:
-    training = {key: value for key, value in config["training"].items() if key not in NOT_COMPARED}
-    return {**config, "training": training}
-
-
 def _labels(runs: Sequence[RunRecord], labels: Mapping[Path, str]) -> list[str]:
     """Given names, or the algorithm's with the options in which methods of that name differ."""
     names = [labels.get(run.folder) or algorithm_name(run.config) for run in runs]
-    flat = [flattened(_compared(run.config)) for run in runs]
+    flat = [flattened(method_of(run.config)) for run in runs]
     complete = []
     for name, own in zip(names, flat, strict=True):
         namesakes = [config for config, other in zip(flat, names, strict=True) if other == name]

@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from flatfed.core.errors import FlatfedError
 from flatfed.diagnostics.folder import FORMAT as DIAGNOSTICS_FORMAT
-from flatfed.runs.folder import History, Manifest, RunFolder, read_json
+from flatfed.runs.folder import Manifest, RunFolder, read_json
+from flatfed.training.loop import History
 
 RunState = Literal["complete", "running", "diverged", "unfinished"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -165,7 +165,9 @@ class Demo:
     @classmethod
     def read(cls) -> Demo:
         values = tomllib.loads(resources.files(__package__).joinpath("demo.toml").read_text())
-        contestants = [Contestant.parse(text) for text in values["algorithms"]]
+        contestants = [
+            replace(Contestant.parse(text), label=text.partition(":")[0]) for text in values["algorithms"]
+        ]
         return cls(values["setting"], contestants, values["seeds"], values["target"])
 
 

@@ -18,7 +18,7 @@ import hashlib
 import inspect
 import json
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,6 +99,17 @@ def config_digest(config: Config) -> str:
     return digest_of(config.model_dump(mode="json", exclude={"execution"}))
 
 
+def setting_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What two runs must have in common to be compared."""
+    return {key: config.get(key) for key in ("data", "partition", "model")}
+
+
+def method_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What two runs must have in common to be one method under different seeds."""
+    training = {key: value for key, value in config["training"].items() if key != "seed"}
+    return {**{key: value for key, value in config.items() if key != "execution"}, "training": training}
+
+
 def digest_of(value: Any) -> str:
     """The digest of plain data."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
@@ -152,34 +163,36 @@ class _Hasher:
             self._open.discard(id(value))
 
     def _add_composed(self, value: Any) -> None:
-        if isinstance(value, Mapping):
-            self._text(f"mapping {len(value)}")
-            for key in sorted(value, key=repr):
-                self.add(key)
-                self.add(value[key])
-        elif isinstance(value, list | tuple):
-            self._text(f"sequence {len(value)}")
-            for inner in value:
-                self.add(inner)
-        elif isinstance(value, set | frozenset):
-            self._text(f"set {sorted(map(repr, value))}")
-        elif isinstance(value, _Data):
-            self._add_data(value.federation)
-        elif isinstance(value, _Structure):
-            self._add_module(value.module)
-        elif isinstance(value, functools.partial):
-            self.add([value.func, value.args, value.keywords])
-        elif isinstance(value, types.MethodType):
-            self.add([value.__func__, value.__self__])
-        elif isinstance(value, types.FunctionType | types.BuiltinFunctionType | type):
-            self._add_code(value)
-        elif isinstance(value, torch.Generator):
-            self.add(value.get_state())
-        elif isinstance(value, nn.Module):  # a loss, for instance
-            self._add_module(value)
-            self.add([*value.parameters(), *value.buffers()])
-        else:
-            self._add_object(value)
+        for kinds, add in (
+            (Mapping, self._add_mapping),
+            ((list, tuple), self._add_sequence),
+            ((set, frozenset), lambda items: self.add(sorted(map(repr, items)))),
+            (_Data, lambda data: self._add_data(data.federation)),
+            (_Structure, lambda structure: self._add_module(structure.module)),
+            (
+                nn.Module,
+                lambda module: self.add([_Structure(module), *module.parameters(), *module.buffers()]),
+            ),
+            (functools.partial, lambda call: self.add([call.func, call.args, call.keywords])),
+            (types.MethodType, lambda method: self.add([method.__func__, method.__self__])),
+            ((types.FunctionType, types.BuiltinFunctionType, type), self._add_code),
+            (torch.Generator, lambda generator: self.add(generator.get_state())),
+            (object, self._add_object),
+        ):
+            if isinstance(value, kinds):
+                add(value)
+                return
+
+    def _add_mapping(self, value: Mapping[Any, Any]) -> None:
+        self._text(f"mapping {len(value)}")
+        for key in sorted(value, key=repr):
+            self.add(key)
+            self.add(value[key])
+
+    def _add_sequence(self, value: Sequence[Any]) -> None:
+        self._text(f"sequence {len(value)}")
+        for item in value:
+            self.add(item)
 
     def _add_data(self, federation: Federation) -> None:
         self._text(f"{len(federation)} clients")

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from flatfed.runs.folder import History
 from flatfed.training.evaluation import ClientSpread
+from flatfed.training.loop import History
 
 ACCURACY = "test_accuracy"
 MEGABYTE = 1e6

@@ -81,8 +81,8 @@ def train(
     """Trains a task's model on its clients and returns the run.
 
     With a `folder` the run is recorded and checkpointed there, and goes on from the last checkpoint if there
-    is one. `evaluate_on_clients` also evaluates the final model on every client's data, and on its own test data
-    if the federation has some. `config` is recorded in the folder in place of the algorithm and the settings.
+    is one. `evaluate_on_clients` also evaluates the final model on every client's data, and on its own test
+    data if the federation has some. `config` is recorded in the folder in place of algorithm and settings.
     """
     check_before_training(task, algorithm, training, callbacks)
     if (note := too_short(algorithm, training)) is not None:
