@@ -1,6 +1,6 @@
 """The command line. Each module registers its commands with the one application."""
 
-from flatfed.cli import bench, data, diagnose, flower, look, papers, report, sweep, training
+from flatfed.cli import bench, data, diagnose, flower, look, report, reproduce, sweep, training
 from flatfed.cli.terminal import app
 
 __all__ = [
@@ -11,8 +11,8 @@ __all__ = [
     "flower",
     "look",
     "main",
-    "papers",
     "report",
+    "reproduce",
     "sweep",
     "training",
 ]

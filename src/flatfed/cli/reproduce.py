@@ -24,10 +24,9 @@ from flatfed.cli.terminal import (
 )
 from flatfed.core.errors import DivergedError, FlatfedError
 from flatfed.papers import tables
-from flatfed.papers.presets import Cell
-from flatfed.papers.reproduce import Result, chosen_cells, remaining_work, seeded
-from flatfed.papers.reproduce import reproduce as run_cells
-from flatfed.report.content import Cell as TableCell
+from flatfed.papers.presets import PaperCell
+from flatfed.papers.reproduce import CellResult, chosen_cells, remaining_work, run_cells, seeded
+from flatfed.report.content import Cell as ReportCell
 from flatfed.report.content import Table as ReportTable
 from flatfed.report.content import amount, cell
 from flatfed.runs.compare import run_folder
@@ -52,12 +51,7 @@ def reproduce(
 ) -> None:
     """Run a table of the papers and print our numbers beside theirs."""
     if table is None:
-        listing = Table("table", "what it shows")
-        for name, content in tables().items():
-            diagnostic = content.get("diagnostic")
-            remark = f" (a diagnostic, not accuracies: {diagnostic})" if diagnostic else ""
-            listing.add_row(name, content["title"] + remark)
-        console.print(listing)
+        _list_tables()
         return
     if scale not in {"full", "small"}:
         raise FlatfedError(f"scale = {scale!r}: must be full or small")
@@ -71,22 +65,30 @@ def reproduce(
     with round_progress() as progress:
         task = progress.add_task("all runs", total=work.rounds, note="", unit="rounds")
 
-        def watch(cell: Cell, seed: int) -> Callback:
+        def watch(cell: PaperCell, seed: int) -> Callback:
             return Watcher(progress, task, f"{cell.label}, seed {seed}: ")
 
-        def failed(cell: Cell, seed: int, error: DivergedError) -> None:
+        def failed(cell: PaperCell, seed: int, error: DivergedError) -> None:
             failures.append(f"{cell.label}, seed {seed}: {error}")
 
         results = run_cells(chosen, range(seeds), runs, watch, failed)
     for failure in failures:
         complain.print(f"[yellow]left out:[/] {escape(failure)}")
-    shown = _results_tables(results)
-    _print_tables(shown)
-    for note in tables()[table]["notes"]:
+    content = _results_tables(results)
+    _print_tables(content)
+    for note in tables()[table].notes:
         console.print(f"note: {note}", highlight=False)
-    labels = {run_folder(seeded(each, seed), runs): each.label for each in chosen for seed in range(seeds)}
+    labels = {run_folder(seeded(cell, seed), runs): cell.label for cell in chosen for seed in range(seeds)}
     name = f"report-{table.replace('/', '-')}.html"
-    end_with_report(labels, runs / name, title=tables()[table]["title"], tables=shown)
+    end_with_report(labels, runs / name, title=tables()[table].title, tables=content)
+
+
+def _list_tables() -> None:
+    listing = Table("table", "what it shows")
+    for name, table in tables().items():
+        remark = f" (a diagnostic, not accuracies: {table.diagnostic})" if table.diagnostic else ""
+        listing.add_row(name, table.title + remark)
+    console.print(listing)
 
 
 def _duration(seconds: float) -> str:
@@ -95,52 +97,63 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
-def _results_tables(results: Sequence[Result]) -> list[ReportTable]:
-    """A table for each part of the paper's."""
-    tables = []
+def _results_tables(results: Sequence[CellResult]) -> list[ReportTable]:
+    """A table for each part of the paper's, and one with the deviations between clients if it prints them."""
+    content = []
     for number, block in enumerate(dict.fromkeys(result.cell.block for result in results)):
         rows = [result for result in results if result.cell.block == block]
-        tables.append(_accuracies(f"paper-{number}", rows))
-        if rows[0].printed_deviations:
-            tables.append(_deviations(f"deviations-{number}", rows))
-    return tables
+        content.append(_main_table(f"paper-{number}", rows))
+        if rows[0].clients:
+            content.append(_deviations(f"deviations-{number}", rows))
+    return content
 
 
-def _accuracies(name: str, rows: Sequence[Result]) -> ReportTable:
-    unit = " %" if rows[0].percent else f"\n{rows[0].measure}"
-    targets = [f"rounds to {target:.0%}\npaper | ours" for target in rows[0].cell.targets]
+def _main_table(name: str, rows: Sequence[CellResult]) -> ReportTable:
+    first = rows[0].cell
+    unit = " %" if rows[0].scale == 100 else f"\n{first.statistic}"
+    targets = [f"rounds to {target:.0%}\npaper | ours" for target in first.targets]
     columns = ["method", "lr (from)", f"paper{unit}", f"ours{unit}", "difference", *targets, "MB up"]
-    wrong = [row for row in rows if "impossible" in row.cell.printed]
-    notes = [f"(!) {row.cell.label}: the paper's cell {row.cell.printed['impossible']}" for row in wrong]
-    origins = dict.fromkeys(row.cell.origin.partition(": ")[::2] for row in rows)
+    cells = [row.cell for row in rows]
+    notes = [
+        f"(!) {cell.label}: the paper's cell {cell.printed['impossible']}"
+        for cell in cells
+        if "impossible" in cell.printed
+    ]
+    origins = dict.fromkeys(cell.origin.partition(": ")[::2] for cell in cells)
     notes += [f"lr ({origin}): {detail}" for origin, detail in origins if detail]
-    cells = [_result_cells(row) for row in rows]
-    return ReportTable(name, rows[0].cell.title, columns, cells, "\n".join(notes))
+    return ReportTable(name, first.title, columns, [_main_row(row) for row in rows], "\n".join(notes))
 
 
-def _result_cells(row: Result) -> list[TableCell]:
-    mark = " (!)" if "impossible" in row.cell.printed else ""
-    spread = "" if row.printed_deviation is None else f" ± {row.printed_deviation:.2f}"
-    rate, scale = row.cell.config["training"]["lr"], 100 if row.percent else 1
-    ours = None if row.ours is None else TableCell(row.ours.text(2, scale), scale * row.ours.mean)
+def _main_row(row: CellResult) -> list[ReportCell]:
+    printed, value = row.cell.printed, row.value
+    deviation = f" ± {printed['std']:.2f}" if printed.get("std") is not None else ""
+    rate = row.cell.config["training"]["lr"]
     return [
-        cell(row.cell.label + mark),
-        TableCell(f"{rate:g} ({row.cell.origin.partition(':')[0]})", rate),
-        cell(row.printed, 2, more=spread),
-        ours or TableCell("diverged"),
-        TableCell("–") if row.difference is None else TableCell(f"{row.difference:+.2f}", row.difference),
+        cell(row.cell.label + (" (!)" if "impossible" in printed else "")),
+        ReportCell(f"{rate:g} ({row.cell.origin.partition(':')[0]})", rate),
+        cell(printed.get(row.cell.column), 2, more=deviation),
+        ReportCell(value.text(2, row.scale), row.scale * value.mean) if value else ReportCell("diverged"),
+        ReportCell("–") if row.difference is None else ReportCell(f"{row.difference:+.2f}", row.difference),
         *(cell(text) for text in _rounds_columns(row)),
         amount(row.megabytes_up),
     ]
 
 
-def _deviations(name: str, rows: Sequence[Result]) -> ReportTable:
-    columns = [f"own {data} data\npaper | ours (chance)" for data in rows[0].printed_deviations]
+def _rounds_columns(row: CellResult) -> list[str]:
+    columns = []
+    for printed, ours, reached in zip(row.cell.printed_rounds, row.rounds, row.reached, strict=True):
+        share = f" ({reached} of {row.seeds})" if 0 < reached < row.seeds else ""
+        columns.append(f"{'–' if printed is None else printed} | {ours.text(0) if ours else '–'}{share}")
+    return columns
+
+
+def _deviations(name: str, rows: Sequence[CellResult]) -> ReportTable:
+    columns = [f"own {data} data\npaper | ours (chance)" for data in rows[0].clients]
     cells = []
     for row in rows:
-        found = ((printed, row.clients[data]) for data, printed in row.printed_deviations.items())
-        texts = (f"{printed:.2f} | {ours.deviation_text if ours else '–'}" for printed, ours in found)
-        cells.append([cell(row.cell.label), *(cell(text) for text in texts)])
+        printed = row.cell.printed_deviations
+        pairs = ((printed[data], ours.deviation_text if ours else "–") for data, ours in row.clients.items())
+        cells.append([cell(row.cell.label), *(cell(f"{theirs:.2f} | {ours}") for theirs, ours in pairs)])
     return ReportTable(name, "Deviation between clients, %", ["method", *columns], cells)
 
 
@@ -150,17 +163,7 @@ def _print_tables(tables: Sequence[ReportTable]) -> None:
         for place, header in enumerate(content.columns):
             table.add_column(header, justify="right" if place else "left", no_wrap=place > 0)
         for row in content.rows:
-            table.add_row(*(escape(each.text) for each in row))
+            table.add_row(*(escape(entry.text) for entry in row))
         console.print(table)
         if content.note:
             console.print(content.note, highlight=False, markup=False)
-
-
-def _rounds_columns(row: Result) -> list[str]:
-    columns = []
-    for printed, ours, reached in zip(row.printed_rounds, row.our_rounds, row.reached, strict=True):
-        own = "–" if ours is None else ours.text(0)
-        if 0 < reached < row.seeds:
-            own += f" ({reached} of {row.seeds})"
-        columns.append(f"{'–' if printed is None else printed} | {own}")
-    return columns
