@@ -12,59 +12,68 @@ from typer.testing import CliRunner
 
 from flatfed import cli
 from flatfed.core.errors import FlatfedError
-from flatfed.papers import sweeps, tables
-from flatfed.papers.presets import ALIASES, COMPRESSORS, METHODS, cells, checked, small
+from flatfed.papers import papers, tables
+from flatfed.papers.presets import cells, small
 from flatfed.papers.reproduce import chosen_cells, seeded
+from flatfed.papers.schema import FOLDER, SMALL, Paper, Tuning, merged, read
 from flatfed.runs.compare import is_complete, run_folder
 from flatfed.training import config as config_module
-from flatfed.training.config import with_assignments
+from flatfed.training.config import Config, read_toml
 
-TABLES = [name for name, content in tables().items() if "diagnostic" not in content]
+TABLES = [name for name, table in tables().items() if table.diagnostic is None]
 
 
 def cell(table, block, method, swept=None):
-    found = [each for each in cells(table) if (each.block, each.method, each.swept) == (block, method, swept)]
-    assert len(found) == 1
-    return found[0]
+    place = (block, method, swept)
+    (only,) = (each for each in cells(table) if (each.block, each.method, each.swept) == place)
+    return only
 
 
 @pytest.mark.parametrize("table", TABLES)
 def test_every_cell_is_a_good_config_at_both_scales(table):
     for each in cells(table):
-        made = checked(each)
+        made = Config.checked(each.config)
         assert made.training.rounds == each.config["training"]["rounds"]
-        config_module.Config.checked(small(each.config))
+        Config.checked(small(each.config))
 
 
 @pytest.mark.parametrize("table", TABLES)
 def test_cells_are_the_tables_own_numbers(table):
     left = list(cells(table))
-    for index, block in enumerate(tables()[table]["blocks"]):
-        setting = block["setting"]
-        targets = setting.get("targets", [setting["target"]] if "target" in setting else [])
-        rows = dict(block["results"])
-        if "DynaFed" in rows:  # what was published under that name has a row of its own
-            rows["DynaFed (as published)"] = {}
+    paper, _, name = table.partition("/")
+    written = read_toml(FOLDER / f"{paper}.toml")["tables"][name]
+    for index, block in enumerate(written["blocks"]):
+        block = merged(written.get("common", {}), block)
+        # What was published under DynaFed's name has a row of its own.
+        rows = block["results"] | {method: {} for method in written.get("unprinted", [])}
+        assert ("DynaFed (as published)" in rows) == ("DynaFed" in rows)
         for method, printed in rows.items():
-            for position, swept in enumerate(setting.get("values", [None])):
+            for position, swept in enumerate(block.get("values", [None])):
                 each = left.pop(0)
                 assert (each.block, each.method, each.swept) == (index, method, swept)
-                assert [100 * target for target in each.targets] == pytest.approx(targets)
+                assert [100 * target for target in each.targets] == pytest.approx(block.get("targets", []))
+                assert each.printed.keys() == printed.keys()
                 for key, value in printed.items():
-                    per_value = "values" in setting and isinstance(value, list)
-                    assert each.printed[key] == (value[position] if per_value else value)
+                    value = value[position] if "values" in block and isinstance(value, list) else value
+                    assert each.printed[key] == without_marks(value)
                 rounds = each.printed.get("rounds_to_targets")
                 assert rounds is None or len(rounds) == len(each.targets)
     assert not left
 
 
+def without_marks(value):
+    """A printed value with None for "-" and for numbers of rounds like "1000+"."""
+    if isinstance(value, list):
+        return [without_marks(item) for item in value]
+    return None if value == "-" or (isinstance(value, str) and value[:-1].isdigit()) else value
+
+
 def test_values_of_a_sweep_match_its_rows():
     for table in TABLES:
-        for block in tables()[table]["blocks"]:
-            values = block["setting"].get("values")
-            for printed in block["results"].values():
-                if values is not None:
-                    assert len(printed["acc"]) == len(values)
+        for block in tables()[table].blocks:
+            for printed in block.results.values():
+                if block.values:
+                    assert len(printed["acc"]) == len(block.values)
 
 
 # Each line was read off the paper's table: what is printed, and what has to be run for it.
@@ -170,12 +179,12 @@ def test_hand_picked_cells(place, printed, algorithm, partition, training):
 def test_the_fixed_settings_of_the_sensitivity_tables_are_the_methods_defaults():
     options = {"mu": "decay_weight", "lambda": "proximal_weight", "beta": "momentum_decay"}
     for number in range(8, 14):
-        block = tables()[f"fedsagd/table{number}"]["blocks"][0]
+        (block,) = tables()[f"fedsagd/table{number}"].blocks
         for each in cells(f"fedsagd/table{number}"):
-            built = checked(each).make_algorithm().options
-            for symbol, value in block["setting"]["fixed"].items():
+            built = Config.checked(each.config).make_algorithm().options
+            for symbol, value in block.stated["fixed"].items():
                 assert built[options[symbol]] == value
-            assert built[options[block["setting"]["sweep"]]] == each.swept
+            assert built[options[block.sweep]] == each.swept
 
 
 def disagreements(each):
@@ -214,11 +223,12 @@ def test_every_impossible_cell_is_marked_and_only_those():
 
 def test_a_round_to_a_target_lies_within_the_run():
     for table in TABLES:
-        for block in tables()[table]["blocks"]:
-            for printed in block["results"].values():
-                numbers = printed.get("rounds_to_targets", [printed.get("rounds_to_target")])
-                for number in numbers:
-                    assert number is None or number <= block["setting"].get("rounds", 1000)
+        for each in cells(table):
+            # The caption of fedsagd/table2 gives Shakespeare 2000 rounds.
+            stated = tables()[table].blocks[each.block].stated.get("rounds")
+            rounds = stated if isinstance(stated, int) else each.config["training"]["rounds"]
+            for number in each.printed_rounds:
+                assert number is None or number <= rounds
 
 
 def test_compressors_are_those_of_the_table():
@@ -249,13 +259,13 @@ def test_dynafed_is_there_twice():
 
 def test_figures_that_show_no_accuracies_say_what_they_show():
     listed = " ".join(CliRunner().invoke(cli.app, ["reproduce"]).stdout.replace("│", " ").split())
-    figures = {table: content for table, content in tables().items() if "diagnostic" in content}
+    figures = {name: table for name, table in tables().items() if table.diagnostic is not None}
     assert set(figures) == {"fedsagd/figure1", "fedsagd/figure2", "fedsagd/figure3"}
-    for table, content in figures.items():
+    for name, table in figures.items():
         with pytest.raises(FlatfedError, match="not accuracies but") as caught:
-            cells(table)
-        assert content["diagnostic"] in str(caught.value)
-        assert f"{content['title']} (a diagnostic, not accuracies: " in listed
+            cells(name)
+        assert table.diagnostic in str(caught.value)
+        assert f"{table.title} (a diagnostic, not accuracies: " in listed
 
 
 @pytest.mark.parametrize(
@@ -276,7 +286,7 @@ def test_the_captions_of_fedsam_contradict_its_table():
             if other.config == each.config and other.method == each.method
         )
         assert other.printed["val_acc"] != each.printed["val_acc"]
-        assert f"{other.printed['val_acc']:.2f}" in " ".join(tables()["fedsam/figure4"]["notes"])
+        assert f"{other.printed['val_acc']:.2f}" in " ".join(tables()["fedsam/figure4"].notes)
 
 
 # -- step sizes -------------------------------------------------------------------------------------------
@@ -293,34 +303,34 @@ def test_every_step_size_says_where_it_comes_from():
 
 
 def test_what_sweeps_found_is_used_only_when_asked_for():
-    for found in sweeps():
-        for table in found["tables"]:
-            chosen = [
-                each
-                for each in cells(table)
-                if each.dataset == found["dataset"] and found.get("part", "") in each.title
-            ]
-            assert set(found["best"]) <= {each.method for each in chosen}
-            for each in chosen:
-                if each.method not in found["best"]:
-                    continue
-                (tuned,) = chosen_cells(table, [each.method], each.title, tuned=True)
-                assert tuned.origin == f"flatfed sweep: {found['origin']}"
-                assert tuned.config == with_assignments(each.config, found["best"][each.method])
-                assert checked(tuned).training.lr == tuned.config["training"]["lr"]
-                (plain,) = chosen_cells(table, [each.method], each.title)
-                assert plain == each
+    sweeps = [(name, tuning) for name, paper in papers().items() for tuning in paper.tuned]
+    assert len(sweeps) == 4
+    for table, tuning in [(f"{name}/{table}", tuning) for name, tuning in sweeps for table in tuning.tables]:
+        chosen = [
+            each for each in cells(table) if each.dataset == tuning.dataset and tuning.part in each.title
+        ]
+        assert set(tuning.best) <= {each.method for each in chosen}
+        for each in chosen:
+            if each.method not in tuning.best:
+                continue
+            (tuned,) = chosen_cells(table, [each.method], each.title, tuned=True)
+            assert tuned.origin == f"flatfed sweep: {tuning.origin}"
+            assert tuned.config == merged(each.config, tuning.best[each.method])
+            assert Config.checked(tuned.config).training.lr == tuned.config["training"]["lr"]
+            (plain,) = chosen_cells(table, [each.method], each.title)
+            assert plain == each
 
 
 def test_a_sweep_of_a_part_is_for_that_part(monkeypatch):
-    found = {
-        "tables": ["fedsynsam/table2"],
-        "dataset": "Fashion-MNIST",
-        "part": "path(1)",
-        "origin": "somewhere",
-        "best": {"FedSAM": ["training.lr=0.5"]},
-    }
-    monkeypatch.setattr("flatfed.papers.presets.sweeps", lambda: [found])
+    tuning = Tuning(
+        tables=["table2"],
+        dataset="Fashion-MNIST",
+        part="path(1)",
+        origin="somewhere",
+        best={"FedSAM": {"training": {"lr": 0.5}}},
+    )
+    paper = papers()["fedsynsam"].model_copy(update={"tuned": [tuning]})
+    monkeypatch.setattr("flatfed.papers.presets.papers", lambda: {"fedsynsam": paper})
     rates = {
         each.title: each.config["training"]["lr"]
         for each in chosen_cells("fedsynsam/table2", ["FedSAM"], "Fashion-MNIST", tuned=True)
@@ -344,8 +354,11 @@ def key(table, each):
     paper = table.partition("/")[0]
     config = small(each.config)
     data = config["data"]["dataset"], json.dumps(config["model"], sort_keys=True)
-    method = paper, ALIASES.get(each.method, each.method)
-    return {("block", table, each.block), ("data", *data), ("method", *method)}
+    return {("block", table, each.block), ("data", *data), ("method", paper, unaliased(paper, each.method))}
+
+
+def unaliased(paper, method):
+    return papers()[paper].aliases.get(method, method)
 
 
 def plan():
@@ -369,16 +382,15 @@ PLAN = plan()
 
 def test_the_plan_leaves_nothing_out():
     assert list(PLAN) == TABLES
-    methods = {
-        (table.partition("/")[0], ALIASES.get(each.method, each.method))
-        for table in TABLES
-        for each in PLAN[table]
-    }
-    asked = {(t.partition("/")[0], ALIASES.get(c.method, c.method)) for t in TABLES for c in cells(t)}
-    assert methods == asked
-    assert all(method in METHODS[paper] or method in COMPRESSORS for paper, method in methods)
+
+    def methods(chosen):
+        papers_of = ((table.partition("/")[0], each) for table in TABLES for each in chosen[table])
+        return {(paper, unaliased(paper, each.method)) for paper, each in papers_of}
+
+    assert methods(PLAN) == methods({table: cells(table) for table in TABLES})
+    assert methods(PLAN) == {(name, method) for name, paper in papers().items() for method in paper.methods}
     for table in TABLES:
-        assert {each.block for each in PLAN[table]} == set(range(len(tables()[table]["blocks"])))
+        assert {each.block for each in PLAN[table]} == set(range(len(tables()[table].blocks)))
 
 
 @pytest.fixture(scope="module")
@@ -400,7 +412,7 @@ def test_the_command_runs_a_table_at_small_scale(table, folder, monkeypatch):
     def picked(*arguments):
         return [each for each in chosen_cells(*arguments) if (each.block, each.label) in wanted]
 
-    monkeypatch.setattr(cli.papers, "chosen_cells", picked)
+    monkeypatch.setattr(cli.reproduce, "chosen_cells", picked)
     # Cells that several tables have in common are run once.
     arguments = ["reproduce", table, "--scale", "small", "--seeds", "1", "--runs", str(folder / "runs")]
     done = CliRunner().invoke(cli.app, arguments)
@@ -413,7 +425,7 @@ def test_the_command_runs_a_table_at_small_scale(table, folder, monkeypatch):
     for each in picked(table, [], None, None, "small"):
         config = seeded(each, 0)
         assert is_complete(config, run_folder(config, folder / "runs"))
-    for note in tables()[table]["notes"]:
+    for note in tables()[table].notes:
         assert " ".join(note.split())[:40] in shown
 
 

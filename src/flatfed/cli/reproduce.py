@@ -22,15 +22,26 @@ from flatfed.cli.terminal import (
     console,
     round_progress,
 )
-from flatfed.core.errors import DivergedError, FlatfedError
+from flatfed.core.errors import FlatfedError
 from flatfed.papers import tables
 from flatfed.papers.presets import PaperCell
-from flatfed.papers.reproduce import CellResult, chosen_cells, remaining_work, run_cells, seeded
-from flatfed.report.content import Cell as ReportCell
-from flatfed.report.content import Table as ReportTable
-from flatfed.report.content import amount, cell
+from flatfed.papers.reproduce import (
+    chosen_cells,
+    measured,
+    megabytes_up,
+    remaining_work,
+    rounds_to_targets,
+    run_cells,
+    seeded,
+    spread,
+)
+from flatfed.report import content
 from flatfed.runs.compare import run_folder
-from flatfed.training.loop import Callback
+from flatfed.runs.folder import RunFolder
+from flatfed.runs.statistics import ClientRow
+
+FinishedCell = tuple[PaperCell, list[RunFolder]]
+"""A cell and its finished runs."""
 
 
 @command
@@ -61,26 +72,23 @@ def reproduce(
         f"{table}: {len(chosen)} cells × {seeds} seeds; {work.runs} runs to do, {work.rounds:,} rounds, "
         f"{work.gradients:,} gradients, about {_duration(work.seconds)}."
     )
-    failures: list[str] = []
     with round_progress() as progress:
         task = progress.add_task("all runs", total=work.rounds, note="", unit="rounds")
-
-        def watch(cell: PaperCell, seed: int) -> Callback:
-            return Watcher(progress, task, f"{cell.label}, seed {seed}: ")
-
-        def failed(cell: PaperCell, seed: int, error: DivergedError) -> None:
-            failures.append(f"{cell.label}, seed {seed}: {error}")
-
-        results = run_cells(chosen, range(seeds), runs, watch, failed)
+        finished, failures = run_cells(
+            chosen,
+            range(seeds),
+            runs,
+            lambda cell, seed: Watcher(progress, task, f"{cell.label}, seed {seed}: "),
+        )
     for failure in failures:
         complain.print(f"[yellow]left out:[/] {escape(failure)}")
-    content = _results_tables(results)
-    _print_tables(content)
+    results_tables = _results_tables(list(zip(chosen, finished, strict=True)))
+    _print_tables(results_tables)
     for note in tables()[table].notes:
         console.print(f"note: {note}", highlight=False)
     labels = {run_folder(seeded(cell, seed), runs): cell.label for cell in chosen for seed in range(seeds)}
     name = f"report-{table.replace('/', '-')}.html"
-    end_with_report(labels, runs / name, title=tables()[table].title, tables=content)
+    end_with_report(labels, runs / name, title=tables()[table].title, tables=results_tables)
 
 
 def _list_tables() -> None:
@@ -97,73 +105,71 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
-def _results_tables(results: Sequence[CellResult]) -> list[ReportTable]:
+def _results_tables(results: Sequence[FinishedCell]) -> list[content.Table]:
     """A table for each part of the paper's, and one with the deviations between clients if it prints them."""
-    content = []
-    for number, block in enumerate(dict.fromkeys(result.cell.block for result in results)):
-        rows = [result for result in results if result.cell.block == block]
-        content.append(_main_table(f"paper-{number}", rows))
-        if rows[0].clients:
-            content.append(_deviations(f"deviations-{number}", rows))
-    return content
+    results_tables = []
+    for number, block in enumerate(dict.fromkeys(cell.block for cell, _ in results)):
+        rows = [row for row in results if row[0].block == block]
+        results_tables.append(_main_table(f"paper-{number}", rows))
+        if rows[0][0].printed_deviations:
+            results_tables.append(_deviations(f"deviations-{number}", rows))
+    return results_tables
 
 
-def _main_table(name: str, rows: Sequence[CellResult]) -> ReportTable:
-    first = rows[0].cell
-    unit = " %" if rows[0].scale == 100 else f"\n{first.statistic}"
-    targets = [f"rounds to {target:.0%}\npaper | ours" for target in first.targets]
+def _main_table(name: str, rows: Sequence[FinishedCell]) -> content.Table:
+    cells = [cell for cell, _ in rows]
+    unit = " %" if cells[0].printed_scale == 100 else f"\n{cells[0].statistic}"
+    targets = [f"rounds to {target:.0%}\npaper | ours" for target in cells[0].targets]
     columns = ["method", "lr (from)", f"paper{unit}", f"ours{unit}", "difference", *targets, "MB up"]
-    cells = [row.cell for row in rows]
-    notes = [
-        f"(!) {cell.label}: the paper's cell {cell.printed['impossible']}"
-        for cell in cells
-        if "impossible" in cell.printed
-    ]
+    wrong = [cell for cell in cells if "impossible" in cell.printed]
+    notes = [f"(!) {cell.label}: the paper's cell {cell.printed['impossible']}" for cell in wrong]
     origins = dict.fromkeys(cell.origin.partition(": ")[::2] for cell in cells)
     notes += [f"lr ({origin}): {detail}" for origin, detail in origins if detail]
-    return ReportTable(name, first.title, columns, [_main_row(row) for row in rows], "\n".join(notes))
+    return content.Table(name, cells[0].title, columns, [_main_row(*row) for row in rows], "\n".join(notes))
 
 
-def _main_row(row: CellResult) -> list[ReportCell]:
-    printed, value = row.cell.printed, row.value
-    deviation = f" ± {printed['std']:.2f}" if printed.get("std") is not None else ""
-    rate = row.cell.config["training"]["lr"]
+def _main_row(cell: PaperCell, runs: Sequence[RunFolder]) -> list[content.Cell]:
+    printed, ours, scale = cell.printed.get(cell.column), measured(cell, runs), cell.printed_scale
+    rate, deviation = cell.config["training"]["lr"], cell.printed.get("std")
+    difference = scale * ours.mean - printed if ours and printed is not None else None
     return [
-        cell(row.cell.label + (" (!)" if "impossible" in printed else "")),
-        ReportCell(f"{rate:g} ({row.cell.origin.partition(':')[0]})", rate),
-        cell(printed.get(row.cell.column), 2, more=deviation),
-        ReportCell(value.text(2, row.scale), row.scale * value.mean) if value else ReportCell("diverged"),
-        ReportCell("–") if row.difference is None else ReportCell(f"{row.difference:+.2f}", row.difference),
-        *(cell(text) for text in _rounds_columns(row)),
-        amount(row.megabytes_up),
+        content.cell(cell.label + (" (!)" if "impossible" in cell.printed else "")),
+        content.Cell(f"{rate:g} ({cell.origin.partition(':')[0]})", rate),
+        content.cell(printed, 2, more="" if deviation is None else f" ± {deviation:.2f}"),
+        content.Cell(ours.text(2, scale), scale * ours.mean) if ours else content.Cell("diverged"),
+        content.Cell("–") if difference is None else content.Cell(f"{difference:+.2f}", difference),
+        *(content.cell(text) for text in _rounds_columns(cell, runs)),
+        content.amount(megabytes_up(runs)),
     ]
 
 
-def _rounds_columns(row: CellResult) -> list[str]:
+def _rounds_columns(cell: PaperCell, runs: Sequence[RunFolder]) -> list[str]:
     columns = []
-    for printed, ours, reached in zip(row.cell.printed_rounds, row.rounds, row.reached, strict=True):
-        share = f" ({reached} of {row.seeds})" if 0 < reached < row.seeds else ""
-        columns.append(f"{'–' if printed is None else printed} | {ours.text(0) if ours else '–'}{share}")
+    for printed, reached in zip(cell.printed_rounds, rounds_to_targets(cell, runs), strict=True):
+        ours = spread(reached)
+        some = f" ({len(reached)} of {len(runs)})" if 0 < len(reached) < len(runs) else ""
+        columns.append(f"{'–' if printed is None else printed} | {ours.text(0) if ours else '–'}{some}")
     return columns
 
 
-def _deviations(name: str, rows: Sequence[CellResult]) -> ReportTable:
-    columns = [f"own {data} data\npaper | ours (chance)" for data in rows[0].clients]
+def _deviations(name: str, rows: Sequence[FinishedCell]) -> content.Table:
+    columns = [f"own {data} data\npaper | ours (chance)" for data in rows[0][0].printed_deviations]
     cells = []
-    for row in rows:
-        printed = row.cell.printed_deviations
-        pairs = ((printed[data], ours.deviation_text if ours else "–") for data, ours in row.clients.items())
-        cells.append([cell(row.cell.label), *(cell(f"{theirs:.2f} | {ours}") for theirs, ours in pairs)])
-    return ReportTable(name, "Deviation between clients, %", ["method", *columns], cells)
+    for cell, runs in rows:
+        clients = [run.read_clients() for run in runs]
+        pairs = [(value, ClientRow.of(clients, data)) for data, value in cell.printed_deviations.items()]
+        texts = [f"{printed:.2f} | {ours.deviation_text if ours else '–'}" for printed, ours in pairs]
+        cells.append([content.cell(text) for text in (cell.label, *texts)])
+    return content.Table(name, "Deviation between clients, %", ["method", *columns], cells)
 
 
-def _print_tables(tables: Sequence[ReportTable]) -> None:
-    for content in tables:
-        table = Table(title=content.title, title_justify="left")
-        for place, header in enumerate(content.columns):
-            table.add_column(header, justify="right" if place else "left", no_wrap=place > 0)
-        for row in content.rows:
+def _print_tables(results_tables: Sequence[content.Table]) -> None:
+    for results in results_tables:
+        table = Table(title=results.title, title_justify="left")
+        for position, header in enumerate(results.columns):
+            table.add_column(header, justify="right" if position else "left", no_wrap=position > 0)
+        for row in results.rows:
             table.add_row(*(escape(entry.text) for entry in row))
         console.print(table)
-        if content.note:
-            console.print(content.note, highlight=False, markup=False)
+        if results.note:
+            console.print(results.note, highlight=False, markup=False)

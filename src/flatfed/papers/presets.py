@@ -1,7 +1,7 @@
 """How a cell of a paper's table becomes a config.
 
-A config is put together from the paper's data file: its defaults, then what its names for data set, model,
-partition, compressor, method and swept value stand for. Later parts win over earlier ones.
+A config is put together from the paper's data file: its defaults, then what its names for the data set, the
+method and the swept value stand for. What comes later wins.
 """
 
 from __future__ import annotations
@@ -12,29 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flatfed.core.errors import FlatfedError, did_you_mean
-from flatfed.papers.schema import (
-    SMALL,
-    Block,
-    Paper,
-    PartialConfig,
-    SmallScale,
-    Statistic,
-    Values,
-    merged,
-    papers,
-    read,
-    tables,
-)
-from flatfed.training.config import Config
+from flatfed.papers import schema
+from flatfed.papers.schema import Block, Paper, Values, merged, papers, tables
 
 SWEEP = "flatfed sweep"
-# Of each pair a config has one.
-OPPOSITE = {
-    "participation": "participants",
-    "participants": "participation",
-    "local_epochs": "local_steps",
-    "local_steps": "local_epochs",
-}
+# A config has one of each pair.
+OPPOSITES = {"participation": "participants", "local_epochs": "local_steps"}
+OPPOSITES |= {other: one for one, other in OPPOSITES.items()}
 
 
 @dataclass(frozen=True)
@@ -50,8 +34,8 @@ class PaperCell:
     config: Values
     printed: Mapping[str, Any]
     column: str
-    """The key of the printed number that ours is compared with."""
-    statistic: Statistic
+    """Which of the printed numbers ours is compared with."""
+    statistic: schema.Statistic
     targets: tuple[float, ...]
     """Accuracies to count rounds to, as shares."""
     dataset: str
@@ -63,102 +47,98 @@ class PaperCell:
         return self.method if self.swept is None else f"{self.method}, {self.swept}"
 
     @property
+    def printed_scale(self) -> int:
+        """Accuracies are printed in percent."""
+        return 1 if self.statistic == "top eigenvalue" else 100
+
+    @property
     def printed_rounds(self) -> Sequence[int | None]:
-        """To each target, None where the paper says that it is not reached."""
-        alone = [self.printed.get("rounds_to_target")] * len(self.targets)
-        return self.printed.get("rounds_to_targets", alone)
+        """To each target, None where the paper does not say or says that it is not reached."""
+        single = [self.printed.get("rounds_to_target")] * len(self.targets)
+        return self.printed.get("rounds_to_targets", single)
 
     @property
     def printed_deviations(self) -> dict[str, float]:
         """Between clients on their "train" and "test" data, where the paper prints them."""
         columns = {"train": "train_dev", "test": "val_dev"}
-        return {name: self.printed[key] for name, key in columns.items() if key in self.printed}
+        return {name: self.printed[column] for name, column in columns.items() if column in self.printed}
 
 
 def cells(name: str) -> list[PaperCell]:
     """All cells of a table, in its order."""
     if name not in tables():
         raise FlatfedError(f"table = {name!r}: unknown; {did_you_mean(name, tables())}")
-    table = tables()[name]
+    table, paper = tables()[name], papers()[name.partition("/")[0]]
     if table.diagnostic is not None:
         raise FlatfedError(f"{name}: not accuracies but {table.diagnostic}; there is nothing to run")
-    paper = papers()[name.partition("/")[0]]
+    return [
+        cell
+        for index, block in enumerate(table.blocks)
+        for method in (*block.results, *table.unprinted)
+        for cell in _cells(paper, table, index, block, method)
+    ]
+
+
+def _cells(
+    paper: Paper, table: schema.PaperTable, index: int, block: Block, method: str
+) -> Iterator[PaperCell]:
+    """One cell, or one for each value of the swept setting."""
     column, statistic = next(iter(table.statistics.items()))
-    made = []
-    for index, block in enumerate(table.blocks):
-        printed = {method: row.model_dump(exclude_unset=True) for method, row in block.results.items()}
-        for method, row in (printed | {method: {} for method in table.unprinted}).items():
-            for position, swept in enumerate(block.values or [None]):
-                config = functools.reduce(_changed, _changes(paper, block, method, swept))
-                sources = config.pop("sources")
-                made.append(
-                    PaperCell(
-                        block=index,
-                        title=block.title or _title(paper, block),
-                        method=method,
-                        swept=swept,
-                        config=config,
-                        printed=row if swept is None else _at(position, row),
-                        column=column,
-                        statistic=statistic,
-                        targets=tuple(target / 100 for target in block.targets),
-                        dataset=block.dataset,
-                        origin=sources["training.lr"],
-                    )
-                )
-    return made
+    row: Mapping[Any, Any] = block.results.get(method, {})
+    for position, swept in enumerate(block.values or [None]):
+        config = _config(*_parts(paper, block, method, swept))
+        at_value = {key: value[position] if isinstance(value, list) else value for key, value in row.items()}
+        yield PaperCell(
+            block=index,
+            title=block.title or _title(paper, block),
+            method=method,
+            swept=swept,
+            origin=config.pop("sources")["training.lr"],
+            config=config,
+            printed=at_value if block.values else row,
+            column=column,
+            statistic=statistic,
+            targets=tuple(target / 100 for target in block.targets),
+            dataset=block.dataset,
+        )
 
 
-def _changes(paper: Paper, block: Block, method: str, swept: Any) -> Iterator[Values]:
+def _parts(paper: Paper, block: Block, method: str, swept: Any) -> Iterator[Mapping[Any, Any]]:
     """The parts of a cell's config, from the general to the special."""
+    known = paper.aliases.get(method, method)
     yield {"data": {"options": {}}, "model": paper.models[block.model]}
     if block.partition is not None:
         yield {"partition": paper.partitions[block.partition]}
     if block.compressor is not None:
         yield {"algorithm": {"compress": paper.compressors[block.compressor]}}
-    yield _given(paper.defaults)
-    yield _given(paper.datasets[block.dataset])
-    yield block.changes
-    known = paper.methods[paper.aliases.get(method, method)]
-    yield _given(known)
-    yield _given(known.datasets.get(block.dataset, PartialConfig()))
-    yield _given(block.methods.get(method, PartialConfig()))
+    yield from (paper.defaults, paper.datasets[block.dataset], block.config, paper.methods[known])
+    yield paper.overrides.get(block.dataset, {}).get(known, {})
+    yield block.methods.get(method, {})
     if block.sweep is not None:
-        yield _given(paper.sweeps[block.sweep][str(swept)])
+        yield paper.sweeps[block.sweep][str(swept)]
 
 
-def _given(changes: PartialConfig) -> Values:
-    return changes.model_dump(include=set(PartialConfig.model_fields), exclude_unset=True)
-
-
-def _changed(config: Values, changes: Values) -> Values:
-    """A config with changes on top; one of two opposite settings takes the other's place."""
-    kept = {
-        key: value
-        for key, value in config.get("training", {}).items()
-        if OPPOSITE.get(key) not in changes.get("training", {})
-    }
-    return merged({**config, "training": kept}, changes)
-
-
-def _at(position: int, row: Values) -> Values:
-    """A row's numbers for one of the swept values."""
-    return {key: value[position] if isinstance(value, list) else value for key, value in row.items()}
+def _config(*parts: Mapping[Any, Any]) -> Values:
+    """Parts of a config on top of each other; a setting takes the place of its opposite."""
+    config: Values = {"training": {}}
+    for part in parts:
+        replaced = {OPPOSITES.get(name) for name in part.get("training", {})}
+        training = {name: value for name, value in config["training"].items() if name not in replaced}
+        config = merged({**config, "training": training}, part)
+    return config
 
 
 def _title(paper: Paper, block: Block) -> str:
     """The setting in words, without what is swept."""
-    general = (_given(paper.defaults), _given(paper.datasets[block.dataset]), block.changes)
-    config = functools.reduce(_changed, general)
-    swept = paper.sweeps[block.sweep][str(block.values[0])] if block.sweep else PartialConfig()
-    words = [block.dataset, block.model]
-    if block.partition is not None:
-        words.append(block.partition)
-    if "participation" in config["training"] and "participation" not in swept.training:
-        words.append(f"{config['data']['clients']} clients at {config['training']['participation']:.0%}")
-    if block.compressor is not None:
-        words.append(block.compressor)
-    return ", ".join(words)
+    config = _config(paper.defaults, paper.datasets[block.dataset], block.config)
+    swept = paper.sweeps[block.sweep][str(block.values[0])] if block.sweep else {}
+    share = config["training"].get("participation")
+    if share is None or "participation" in swept.get("training", {}):
+        clients = None
+    else:
+        clients = f"{config['data']['clients']} clients at {share:.0%}"
+    words = (block.dataset, block.model, block.partition, clients, block.compressor)
+    return ", ".join(word for word in words if word is not None)
 
 
 def with_tuning(name: str, cell: PaperCell) -> PaperCell:
@@ -167,29 +147,24 @@ def with_tuning(name: str, cell: PaperCell) -> PaperCell:
     for tuning in papers()[paper].tuned:
         applies = table in tuning.tables and cell.dataset == tuning.dataset and tuning.part in cell.title
         if applies and cell.method in tuning.best:
-            config = _changed(cell.config, _given(tuning.best[cell.method]))
+            config = _config(cell.config, tuning.best[cell.method])
             return replace(cell, config=config, origin=f"{SWEEP}: {tuning.origin}")
     return cell
 
 
 @functools.cache
-def _small_scale() -> SmallScale:
-    return read(SMALL, SmallScale)
+def _small_scale() -> schema.SmallScale:
+    return schema.read(schema.SMALL, schema.SmallScale)
 
 
 def small(config: Values) -> Values:
     """The same config cut down so that it runs in seconds on a few samples."""
     scale, data = _small_scale(), config["data"]
     changes = {
-        "data": {key: value for key, value in scale.data.items() if key in data}
-        | {"options": scale.datasets.get(data["dataset"], {})},
+        "data": {key: value for key, value in scale.data.items() if key in data},
         "partition": scale.partitions.get(config["partition"]["name"], {}),
         "model": scale.models.get(config["model"]["name"], {}),
         "algorithm": scale.algorithms.get(config["algorithm"].get("name"), {}),
         "training": scale.training,
     }
-    return _changed(config, changes)
-
-
-def checked(cell: PaperCell) -> Config:
-    return Config.checked(cell.config)
+    return _config(config, {"data": {"options": scale.datasets.get(data["dataset"], {})}}, changes)

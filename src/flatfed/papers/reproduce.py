@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from timeit import repeat
 
 import torch
 import torch.nn.functional as F
 
 from flatfed.core.errors import DivergedError, FlatfedError, did_you_mean
-from flatfed.core.flat import BoundModel, Layout
 from flatfed.core.sampling import batches
 from flatfed.diagnostics.folder import diagnose
 from flatfed.engines.local import available_cores, single_threaded
-from flatfed.engines.oracles import ModuleOracle
 from flatfed.papers.presets import SWEEP, PaperCell, cells, small, with_tuning
 from flatfed.runs.compare import is_complete, run_folder
 from flatfed.runs.folder import RunFolder
-from flatfed.runs.statistics import ClientRow, Spread, best, first_round_reaching, last, total
+from flatfed.runs.statistics import Spread, best, first_round_reaching, last, total
 from flatfed.training.config import Config, with_assignments
 from flatfed.training.loop import Callback
 
@@ -100,100 +97,56 @@ def _gradients_per_round(config: Config) -> int:
 
 
 def _seconds_per_gradient(config: Config) -> float:
+    """The best of three, on one core."""
     federation = config.make_federation()
-    model = config.make_model(federation)
-    layout = Layout(model)
-    bound, point = BoundModel(model, layout, torch.device("cpu")), layout.vector(model)
-    data = federation.client(0)
+    model, data = config.make_model(federation), federation.client(0)
     inputs, targets = data.batch(batches(config.training, len(data), 0, 0)[0])
-    batch = (federation.transform.evaluate(inputs), targets)
-    fastest = math.inf
+    inputs = federation.transform.evaluate(inputs)
     with single_threaded(), torch.random.fork_rng(devices=[]):
-        for _ in range(3):
-            began = time.perf_counter()
-            ModuleOracle(bound, F.cross_entropy, batch, None)(point)
-            fastest = min(fastest, time.perf_counter() - began)
-    return fastest
-
-
-@dataclass(frozen=True)
-class CellResult:
-    """Our numbers for a cell, over the seeds that did not diverge."""
-
-    cell: PaperCell
-    seeds: int
-    value: Spread | None
-    """The statistic that the paper reports."""
-    rounds: tuple[Spread | None, ...]
-    """Until each target was reached."""
-    reached: tuple[int, ...]
-    """Under how many seeds each target was reached."""
-    clients: Mapping[str, ClientRow | None]
-    """The spread over clients, on the data for which the paper prints a deviation."""
-    megabytes_up: Spread | None
-    """Of all participants over the whole run."""
-
-    @property
-    def scale(self) -> int:
-        """Papers print accuracies in percent."""
-        return 1 if self.cell.statistic == "top eigenvalue" else 100
-
-    @property
-    def difference(self) -> float | None:
-        printed = self.cell.printed.get(self.cell.column)
-        return None if self.value is None or printed is None else self.scale * self.value.mean - printed
+        return min(repeat(lambda: F.cross_entropy(model(inputs), targets).backward(), number=1, repeat=3))
 
 
 def run_cells(
-    chosen: Sequence[PaperCell],
-    seeds: Sequence[int],
-    root: Path,
-    watch: Callable[[PaperCell, int], Callback],
-    failed: Callable[[PaperCell, int, DivergedError], None],
-) -> list[CellResult]:
-    """Runs what is missing and compares; a run that diverges is reported and left out."""
-    results = []
+    chosen: Sequence[PaperCell], seeds: Sequence[int], root: Path, watch: Callable[[PaperCell, int], Callback]
+) -> tuple[list[list[RunFolder]], list[str]]:
+    """Runs what is missing; returns each cell's finished runs, and a line about each run that diverged."""
+    finished: list[list[RunFolder]] = []
+    failures = []
     for cell in chosen:
-        folders = []
+        finished.append([])
         for seed in seeds:
             config = seeded(cell, seed)
             folder = run_folder(config, root)
             try:
                 if not is_complete(config, folder):
                     config.run(config.make_federation(), folder, [watch(cell, seed)])
+                finished[-1].append(RunFolder(folder))
             except DivergedError as error:
-                failed(cell, seed, error)
-                continue
-            folders.append(RunFolder(folder))
-        results.append(_result(cell, folders))
-    return results
+                failures.append(f"{cell.label}, seed {seed}: {error}")
+    return finished, failures
 
 
-def _result(cell: PaperCell, folders: Sequence[RunFolder]) -> CellResult:
-    histories = [folder.read_history() for folder in folders]
-    to_targets = [[first_round_reaching(history, target) for history in histories] for target in cell.targets]
-    rounds = [[number for number in numbers if number is not None] for numbers in to_targets]
-    clients = [folder.read_clients() for folder in folders] if cell.printed_deviations else []
-    return CellResult(
-        cell=cell,
-        seeds=len(folders),
-        value=_spread([_measured(cell, folder) for folder in folders]),
-        rounds=tuple(_spread(numbers) for numbers in rounds),
-        reached=tuple(len(numbers) for numbers in rounds),
-        clients={name: ClientRow.of(clients, name) for name in cell.printed_deviations},
-        megabytes_up=_spread([total(history, "bytes_up") / 1e6 for history in histories]),
-    )
-
-
-def _measured(cell: PaperCell, folder: RunFolder) -> float:
-    """What the paper reports, in one of our runs."""
+def measured(cell: PaperCell, runs: Sequence[RunFolder]) -> Spread | None:
+    """The statistic that the paper reports, in our runs."""
     if cell.statistic == "top eigenvalue":
-        return diagnose(folder.path, ["hessian"], HESSIAN)["hessian"]["result"]["global"]["eigenvalues"][0]
-    value = (best if cell.statistic == "best accuracy" else last)(folder.read_history())
-    if value is None:
-        raise FlatfedError(f"{folder.path}: no round was evaluated; delete the folder to run it again")
-    return value
+        diagnoses = [diagnose(run.path, ["hessian"], HESSIAN)["hessian"]["result"] for run in runs]
+        return spread(diagnosis["global"]["eigenvalues"][0] for diagnosis in diagnoses)
+    accuracy = best if cell.statistic == "best accuracy" else last
+    return spread(accuracy(run.read_history()) for run in runs)
 
 
-def _spread(values: Sequence[float]) -> Spread | None:
-    return Spread.of(values) if values else None
+def rounds_to_targets(cell: PaperCell, runs: Sequence[RunFolder]) -> list[list[int]]:
+    """For each target, the rounds that the runs needed which reached it."""
+    histories = [run.read_history() for run in runs]
+    reached = ([first_round_reaching(history, target) for history in histories] for target in cell.targets)
+    return [[number for number in numbers if number is not None] for numbers in reached]
+
+
+def megabytes_up(runs: Sequence[RunFolder]) -> Spread | None:
+    """What all participants of a run upload."""
+    return spread(total(run.read_history(), "bytes_up") / 1e6 for run in runs)
+
+
+def spread(values: Iterable[float | None]) -> Spread | None:
+    numbers = [value for value in values if value is not None]
+    return Spread.of(numbers) if numbers else None

@@ -3,79 +3,44 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
 from flatfed.core.errors import FlatfedError, did_you_mean, one_line
-from flatfed.core.settings import Settings
-from flatfed.training.config import DataConfig, read_toml
+from flatfed.training.config import read_toml
 
-Values = dict[str, Any]
-# A dash stands for a number that the paper does not print, "1000+" for a target not reached in 1000 rounds.
-Number = Annotated[float | None, BeforeValidator(lambda value: None if value == "-" else value)]
-Rounds = Annotated[
-    int | None, BeforeValidator(lambda value: None if value == "-" or str(value).endswith("+") else value)
-]
-Statistic = Literal["last accuracy", "best accuracy", "top eigenvalue"]
 FOLDER = Path(__file__).parent
 SMALL = FOLDER / "small.toml"
+
+Values = dict[str, Any]
+Section = Literal["data", "partition", "model", "algorithm", "training", "sources"]
+Changes = dict[Section, Values]
+"""Some settings of a config; `sources` says where values come from, as in "training.lr" = "paper"."""
+Accuracy = Literal["acc", "top_acc", "train_acc", "val_acc", "acc_250", "acc_500"]
+Deviation = Literal["std", "train_dev", "val_dev"]
+Rounds = Literal["rounds_to_target", "rounds_to_targets"]
+Column = Literal[Accuracy, Deviation, Rounds, "top_eigenvalue", "gain", "impossible"]
+Statistic = Literal["last accuracy", "best accuracy", "top eigenvalue"]
+
+
+def _unprinted_is_none(value: Any) -> Any:
+    """Papers print a dash for a missing number and 1000+ for a target not reached within 1000 rounds."""
+    return None if isinstance(value, str) and (value == "-" or value.removesuffix("+").isdigit()) else value
+
+
+Number = Annotated[int | float | None, BeforeValidator(_unprinted_is_none)]
+PrintedRow = dict[Column, Number | list[Number] | str]
+"""A method's numbers; "impossible" says in what way they contradict each other."""
 
 
 class Entry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Changes(Entry):
-    """Settings of a config, with the sources of those that deserve one ("training.lr" = "paper")."""
-
-    data: Values = {}
-    algorithm: Values = {}
-    training: Values = {}
-    sources: dict[str, str] = {}
-
-    @field_validator("data", "training")
-    @classmethod
-    def _known(cls, values: Values, info: Any) -> Values:
-        fields = {"data": DataConfig, "training": Settings}[info.field_name].model_fields
-        _check_names(info.field_name, values, fields)
-        return values
-
-
-class PartialConfig(Changes):
-    partition: Values = {}
-    model: Values = {}
-
-
-class PaperMethod(PartialConfig):
-    datasets: dict[str, PartialConfig] = {}
-    """What differs on some data sets."""
-
-
-class PrintedRow(Entry):
-    """A method's numbers as the paper prints them, a list where a setting is swept."""
-
-    acc: Number | list[Number] = None
-    top_acc: Number = None
-    train_acc: Number = None
-    val_acc: Number = None
-    acc_250: Number = None
-    acc_500: Number = None
-    top_eigenvalue: Number = None
-    gain: Number = None
-    std: Number | list[Number] = None
-    train_dev: Number = None
-    """The deviation between clients on their own training data."""
-    val_dev: Number = None
-    rounds_to_target: Rounds = None
-    rounds_to_targets: list[Rounds] = []
-    impossible: str = ""
-    """In what way the numbers contradict each other."""
-
-
-class Block(Changes):
+class Block(Entry):
     """The part of a table that shares one setting."""
 
     title: str | None = None
@@ -84,19 +49,16 @@ class Block(Changes):
     model: str
     partition: str | None = None
     compressor: str | None = None
-    methods: dict[str, PartialConfig] = {}
+    config: Changes = {}
+    methods: dict[str, Changes] = {}
     """What differs for some methods."""
-    targets: list[float] = []
-    """Accuracies to count rounds to, in percent."""
     sweep: str | None = None
     values: list[float | str] = []
+    targets: list[float] = []
+    """Accuracies to count rounds to, in percent."""
     stated: Values = {}
     """What else the paper says about the setting, in its own words; no run depends on it."""
     results: dict[str, PrintedRow]
-
-    @property
-    def changes(self) -> Values:
-        return self.model_dump(include=set(Changes.model_fields), exclude_unset=True)
 
 
 class PaperTable(Entry):
@@ -112,70 +74,58 @@ class PaperTable(Entry):
 
     @model_validator(mode="before")
     @classmethod
-    def _with_common(cls, values: Values) -> Values:
-        """Blocks on top of what they have in common."""
-        common = values.get("common", {})
-        blocks = [merged(common, block) for block in values.get("blocks", [])]
-        return {**{key: value for key, value in values.items() if key != "common"}, "blocks": blocks}
+    def _complete_blocks(cls, values: Values) -> Values:
+        """Adds what the blocks have in common to each of them."""
+        common = values.pop("common", {})
+        return {**values, "blocks": [merged(common, block) for block in values.get("blocks", [])]}
 
 
 class Tuning(Entry):
-    """The best settings that a sweep of ours found for some methods in some cells of one data set."""
+    """The best settings that a sweep of ours found for some methods on one data set."""
 
     tables: list[str]
     dataset: str
     part: str = ""
-    """Only cells with this in their title."""
+    """Only for cells with this in their title."""
     origin: str
     """How the settings were found."""
-    best: dict[str, PartialConfig]
+    best: dict[str, Changes]
 
 
 class Paper(Entry):
     title: str
     citation: str
-    defaults: PartialConfig
-    datasets: dict[str, PartialConfig]
+    defaults: Changes
+    datasets: dict[str, Changes]
     models: dict[str, Values]
     partitions: dict[str, Values]
     compressors: dict[str, Values] = {}
-    methods: dict[str, PaperMethod]
+    methods: dict[str, Changes]
+    overrides: dict[str, dict[str, Changes]] = {}
+    """What differs on a data set for a method."""
     aliases: dict[str, str] = {}
-    """Rows whose names carry a remark."""
-    sweeps: dict[str, dict[str, PartialConfig]] = {}
-    """What a swept symbol's values are here."""
+    """Methods by names that carry a remark."""
+    sweeps: dict[str, dict[str, Changes]] = {}
+    """What the values of a swept symbol are here."""
     tuned: list[Tuning] = []
     tables: dict[str, PaperTable]
 
     @model_validator(mode="after")
-    def _known_names(self) -> Paper:
-        _check_names("aliases", self.aliases.values(), self.methods)
-        rows = {*self.methods, *self.aliases}
-        for name, method in self.methods.items():
-            _check_names(f"methods.{name}.datasets", method.datasets, self.datasets)
-        for tuning in self.tuned:
-            _check_names("tuned.tables", tuning.tables, self.tables)
-            _check_names("tuned.dataset", [tuning.dataset], self.datasets)
-            _check_names("tuned.best", tuning.best, rows)
+    def _check_references(self) -> Paper:
         for name, table in self.tables.items():
-            _check_names(f"tables.{name}.statistics", table.statistics, PrintedRow.model_fields)
-            _check_names(f"tables.{name}.unprinted", table.unprinted, rows)
-            for number, block in enumerate(table.blocks):
-                place = f"tables.{name}.blocks.{number}"
-                _check_names(f"{place}.dataset", [block.dataset], self.datasets)
-                _check_names(f"{place}.model", [block.model], self.models)
-                _check_names(f"{place}.partition", {block.partition} - {None}, self.partitions)
-                _check_names(f"{place}.compressor", {block.compressor} - {None}, self.compressors)
-                _check_names(f"{place}.results", block.results, rows)
-                _check_names(f"{place}.methods", block.methods, block.results)
-                _check_names(f"{place}.sweep", {block.sweep} - {None}, self.sweeps)
-                values = self.sweeps[block.sweep] if block.sweep else {}
-                _check_names(f"{place}.values", map(str, block.values), values)
+            for block in table.blocks:
+                named = [("method", self.aliases.get(row, row)) for row in (*block.results, *table.unprinted)]
+                for kind in ("dataset", "model", "partition", "compressor", "sweep"):
+                    named.append((kind, getattr(block, kind)))
+                for kind, used in named:
+                    known = getattr(self, f"{kind}s")
+                    if used is not None and used not in known:
+                        raise ValueError(f"{name}: {kind} {used!r} is unknown; {did_you_mean(used, known)}")
         return self
 
 
 class SmallScale(Entry):
-    """What the cut-down variant of a config changes: `data` and `training` always, the rest by name."""
+    """What a cut-down config has instead: `data` and `training` always, the rest by the names in it."""
 
     data: Values
     training: Values
@@ -185,23 +135,13 @@ class SmallScale(Entry):
     algorithms: dict[str, Values]
 
 
-def merged(values: Values, changes: Values) -> Values:
+def merged(values: Mapping[Any, Any], changes: Mapping[Any, Any]) -> Values:
     """Nested tables with others on top."""
     both = {**values, **changes}
     for key in values.keys() & changes.keys():
         if isinstance(values[key], dict) and isinstance(changes[key], dict):
             both[key] = merged(values[key], changes[key])
     return both
-
-
-@functools.cache
-def papers() -> dict[str, Paper]:
-    return {path.stem: read(path, Paper) for path in sorted(FOLDER.glob("*.toml")) if path != SMALL}
-
-
-@functools.cache
-def tables() -> dict[str, PaperTable]:
-    return {f"{paper}/{name}": table for paper in papers() for name, table in papers()[paper].tables.items()}
 
 
 EntryType = TypeVar("EntryType", bound=Entry)
@@ -212,10 +152,17 @@ def read(path: Path, kind: type[EntryType]) -> EntryType:
     try:
         return kind(**read_toml(path))
     except ValidationError as error:
-        raise FlatfedError(f"{path.name}: {one_line(error)}") from None
+        known = {name for entry in Entry.__subclasses__() for name in entry.model_fields}
+        raise FlatfedError(f"{path.name}: {one_line(error, known)}") from None
 
 
-def _check_names(field: str, names: Iterable[Any], known: Iterable[str]) -> None:
-    for name in names:
-        if name not in known:
-            raise ValueError(f"{field}: {name!r} is unknown; {did_you_mean(str(name), known)}")
+@functools.cache
+def papers() -> dict[str, Paper]:
+    return {path.stem: read(path, Paper) for path in sorted(FOLDER.glob("*.toml")) if path != SMALL}
+
+
+@functools.cache
+def tables() -> dict[str, PaperTable]:
+    return {
+        f"{name}/{table}": paper.tables[table] for name, paper in papers().items() for table in paper.tables
+    }
