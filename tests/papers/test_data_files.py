@@ -64,7 +64,7 @@ def test_a_misspelt_key_gets_a_suggestion(monkeypatch):
     values["tables"]["table4"]["blocks"][0]["datset"] = "CIFAR-10"
     monkeypatch.setattr(schema, "read_toml", lambda _: values)
     with pytest.raises(
-        FlatfedError, match=r"tables\.table4\.blocks\.0\.datset: unknown; did you mean 'dataset'?"
+        FlatfedError, match=r"tables\.table4\.blocks\.0\.datset: unknown; did you mean 'dataset'\?"
     ):
         read(FOLDER / "fedswa.toml", Paper)
 
@@ -91,7 +91,7 @@ def test_an_unknown_method_is_one_clear_line(monkeypatch):
     values = read_toml(FOLDER / "fedswa.toml")
     values["tables"]["table4"]["blocks"][0]["results"]["FedSWAG"] = {"acc": 50.0}
     monkeypatch.setattr(schema, "read_toml", lambda _: values)
-    with pytest.raises(FlatfedError, match="table4: method 'FedSWAG' is unknown; did you mean 'FedSWA'?"):
+    with pytest.raises(FlatfedError, match=r"table4: method 'FedSWAG' is unknown; did you mean 'FedSWA'\?"):
         read(FOLDER / "fedswa.toml", Paper)
 
 

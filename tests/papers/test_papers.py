@@ -15,7 +15,7 @@ from flatfed.core.errors import FlatfedError
 from flatfed.papers import papers, tables
 from flatfed.papers.presets import cells, small
 from flatfed.papers.reproduce import chosen_cells, seeded
-from flatfed.papers.schema import FOLDER, SMALL, Paper, Tuning, merged, read
+from flatfed.papers.schema import FOLDER, Tuning, merged
 from flatfed.runs.compare import is_complete, run_folder
 from flatfed.training import config as config_module
 from flatfed.training.config import Config, read_toml
@@ -42,8 +42,8 @@ def test_cells_are_the_tables_own_numbers(table):
     left = list(cells(table))
     paper, _, name = table.partition("/")
     written = read_toml(FOLDER / f"{paper}.toml")["tables"][name]
-    for index, block in enumerate(written["blocks"]):
-        block = merged(written.get("common", {}), block)
+    blocks = [merged(written.get("common", {}), block) for block in written["blocks"]]
+    for index, block in enumerate(blocks):
         # What was published under DynaFed's name has a row of its own.
         rows = block["results"] | {method: {} for method in written.get("unprinted", [])}
         assert ("DynaFed (as published)" in rows) == ("DynaFed" in rows)
@@ -54,8 +54,8 @@ def test_cells_are_the_tables_own_numbers(table):
                 assert [100 * target for target in each.targets] == pytest.approx(block.get("targets", []))
                 assert each.printed.keys() == printed.keys()
                 for key, value in printed.items():
-                    value = value[position] if "values" in block and isinstance(value, list) else value
-                    assert each.printed[key] == without_marks(value)
+                    per_value = "values" in block and isinstance(value, list)
+                    assert each.printed[key] == without_marks(value[position] if per_value else value)
                 rounds = each.printed.get("rounds_to_targets")
                 assert rounds is None or len(rounds) == len(each.targets)
     assert not left
@@ -303,9 +303,14 @@ def test_every_step_size_says_where_it_comes_from():
 
 
 def test_what_sweeps_found_is_used_only_when_asked_for():
-    sweeps = [(name, tuning) for name, paper in papers().items() for tuning in paper.tuned]
-    assert len(sweeps) == 4
-    for table, tuning in [(f"{name}/{table}", tuning) for name, tuning in sweeps for table in tuning.tables]:
+    sweeps = [
+        (f"{name}/{table}", tuning)
+        for name, paper in papers().items()
+        for tuning in paper.tuned
+        for table in tuning.tables
+    ]
+    assert len(sweeps) == 5
+    for table, tuning in sweeps:
         chosen = [
             each for each in cells(table) if each.dataset == tuning.dataset and tuning.part in each.title
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -28,11 +29,11 @@ Statistic = Literal["last accuracy", "best accuracy", "top eigenvalue"]
 
 def _unprinted_is_none(value: Any) -> Any:
     """Papers print a dash for a missing number and 1000+ for a target not reached within 1000 rounds."""
-    return None if isinstance(value, str) and (value == "-" or value.removesuffix("+").isdigit()) else value
+    return None if isinstance(value, str) and re.fullmatch(r"-|\d+\+", value) else value
 
 
 Number = Annotated[int | float | None, BeforeValidator(_unprinted_is_none)]
-PrintedRow = dict[Column, Number | list[Number] | str]
+PrintedRow = dict[Column, Annotated[Number | list[Number] | str, BeforeValidator(_unprinted_is_none)]]
 """A method's numbers; "impossible" says in what way they contradict each other."""
 
 
