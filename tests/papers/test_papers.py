@@ -12,59 +12,68 @@ from typer.testing import CliRunner
 
 from flatfed import cli
 from flatfed.core.errors import FlatfedError
-from flatfed.papers import sweeps, tables
-from flatfed.papers.presets import ALIASES, COMPRESSORS, METHODS, cells, checked, small
+from flatfed.papers import papers, tables
+from flatfed.papers.presets import cells, small
 from flatfed.papers.reproduce import chosen_cells, seeded
+from flatfed.papers.schema import FOLDER, Tuning, merged
 from flatfed.runs.compare import is_complete, run_folder
 from flatfed.training import config as config_module
-from flatfed.training.config import with_assignments
+from flatfed.training.config import Config, read_toml
 
-TABLES = [name for name, content in tables().items() if "diagnostic" not in content]
+TABLES = [name for name, table in tables().items() if table.diagnostic is None]
 
 
-def cell(table, block, method, swept=None):
-    found = [each for each in cells(table) if (each.block, each.method, each.swept) == (block, method, swept)]
-    assert len(found) == 1
-    return found[0]
+def cell_at(table, block, method, swept=None):
+    place = (block, method, swept)
+    (only,) = (cell for cell in cells(table) if (cell.block, cell.method, cell.swept) == place)
+    return only
 
 
 @pytest.mark.parametrize("table", TABLES)
 def test_every_cell_is_a_good_config_at_both_scales(table):
-    for each in cells(table):
-        made = checked(each)
-        assert made.training.rounds == each.config["training"]["rounds"]
-        config_module.Config.checked(small(each.config))
+    for cell in cells(table):
+        config = Config.checked(cell.config)
+        assert config.training.rounds == cell.config["training"]["rounds"]
+        Config.checked(small(cell.config))
 
 
 @pytest.mark.parametrize("table", TABLES)
 def test_cells_are_the_tables_own_numbers(table):
     left = list(cells(table))
-    for index, block in enumerate(tables()[table]["blocks"]):
-        setting = block["setting"]
-        targets = setting.get("targets", [setting["target"]] if "target" in setting else [])
-        rows = dict(block["results"])
-        if "DynaFed" in rows:  # what was published under that name has a row of its own
-            rows["DynaFed (as published)"] = {}
+    paper, _, name = table.partition("/")
+    written = read_toml(FOLDER / f"{paper}.toml")["tables"][name]
+    blocks = [merged(written.get("common", {}), block) for block in written["blocks"]]
+    for index, block in enumerate(blocks):
+        # What was published under DynaFed's name has a row of its own.
+        rows = block["results"] | {method: {} for method in written.get("unprinted", [])}
+        assert ("DynaFed (as published)" in rows) == ("DynaFed" in rows)
         for method, printed in rows.items():
-            for position, swept in enumerate(setting.get("values", [None])):
-                each = left.pop(0)
-                assert (each.block, each.method, each.swept) == (index, method, swept)
-                assert [100 * target for target in each.targets] == pytest.approx(targets)
+            for position, swept in enumerate(block.get("values", [None])):
+                cell = left.pop(0)
+                assert (cell.block, cell.method, cell.swept) == (index, method, swept)
+                assert [100 * target for target in cell.targets] == pytest.approx(block.get("targets", []))
+                assert cell.printed.keys() == printed.keys()
                 for key, value in printed.items():
-                    per_value = "values" in setting and isinstance(value, list)
-                    assert each.printed[key] == (value[position] if per_value else value)
-                rounds = each.printed.get("rounds_to_targets")
-                assert rounds is None or len(rounds) == len(each.targets)
+                    per_value = "values" in block and isinstance(value, list)
+                    assert cell.printed[key] == without_marks(value[position] if per_value else value)
+                rounds = cell.printed.get("rounds_to_targets")
+                assert rounds is None or len(rounds) == len(cell.targets)
     assert not left
+
+
+def without_marks(value):
+    """A printed value with None for "-" and for numbers of rounds like "1000+"."""
+    if isinstance(value, list):
+        return [without_marks(item) for item in value]
+    return None if value == "-" or (isinstance(value, str) and value[:-1].isdigit()) else value
 
 
 def test_values_of_a_sweep_match_its_rows():
     for table in TABLES:
-        for block in tables()[table]["blocks"]:
-            values = block["setting"].get("values")
-            for printed in block["results"].values():
-                if values is not None:
-                    assert len(printed["acc"]) == len(values)
+        for block in tables()[table].blocks:
+            for printed in block.results.values():
+                if block.values:
+                    assert len(printed["acc"]) == len(block.values)
 
 
 # Each line was read off the paper's table: what is printed, and what has to be run for it.
@@ -158,125 +167,126 @@ SPOT_CHECKS = [
 
 @pytest.mark.parametrize(("place", "printed", "algorithm", "partition", "training"), SPOT_CHECKS)
 def test_hand_picked_cells(place, printed, algorithm, partition, training):
-    each = cell(*place)
+    cell = cell_at(*place)
     if printed is not None:
-        assert {key: each.printed[key] for key in printed} == printed
-    made = each.config
-    assert made["algorithm"] == algorithm
-    assert (made["partition"]["name"], made["partition"].get("concentration")) == partition
-    assert {key: made["training"][key] for key in training} == training
+        assert {key: cell.printed[key] for key in printed} == printed
+    config = cell.config
+    assert config["algorithm"] == algorithm
+    assert (config["partition"]["name"], config["partition"].get("concentration")) == partition
+    assert {key: config["training"][key] for key in training} == training
 
 
 def test_the_fixed_settings_of_the_sensitivity_tables_are_the_methods_defaults():
     options = {"mu": "decay_weight", "lambda": "proximal_weight", "beta": "momentum_decay"}
     for number in range(8, 14):
-        block = tables()[f"fedsagd/table{number}"]["blocks"][0]
-        for each in cells(f"fedsagd/table{number}"):
-            built = checked(each).make_algorithm().options
-            for symbol, value in block["setting"]["fixed"].items():
+        (block,) = tables()[f"fedsagd/table{number}"].blocks
+        for cell in cells(f"fedsagd/table{number}"):
+            built = Config.checked(cell.config).make_algorithm().options
+            for symbol, value in block.stated["fixed"].items():
                 assert built[options[symbol]] == value
-            assert built[options[block["setting"]["sweep"]]] == each.swept
+            assert built[options[block.sweep]] == cell.swept
 
 
-def disagreements(each):
+def disagreements(cell):
     """(strictly impossible, at odds) for every target: a last round may be below an earlier one."""
-    printed = each.printed
+    printed = cell.printed
     rounds = printed.get("rounds_to_targets", [printed.get("rounds_to_target")])
     best = printed.get("top_acc")
     last = next((printed[key] for key in ("acc", "val_acc", "acc_500") if key in printed), None)
     value = best if best is not None else last
     if value is None or not ("rounds_to_targets" in printed or "rounds_to_target" in printed):
         return []
-    found = []
-    for target, reached in zip(each.targets, rounds, strict=True):
+    contradictions = []
+    for target, reached in zip(cell.targets, rounds, strict=True):
         above = value >= 100 * target - 1e-9
         never = above and reached is None
         too_low = not above and reached is not None
-        found.append((never or (too_low and best is not None), never or too_low))
-    return found
+        contradictions.append((never or (too_low and best is not None), never or too_low))
+    return contradictions
 
 
 def test_every_impossible_cell_is_marked_and_only_those():
     marked = 0
     for table in TABLES:
-        for each in cells(table):
-            found = disagreements(each)
-            mark = each.printed.get("impossible")
-            if any(strict for strict, _ in found):
-                assert mark, (table, each.label)
+        for cell in cells(table):
+            contradictions = disagreements(cell)
+            mark = cell.printed.get("impossible")
+            if any(strict for strict, _ in contradictions):
+                assert mark, (table, cell.label)
             if mark:
                 marked += 1
-                assert any(odd for _, odd in found), (table, each.label, mark)
-                figure = each.printed.get("top_acc", each.printed.get("acc"))
+                assert any(odd for _, odd in contradictions), (table, cell.label, mark)
+                figure = cell.printed.get("top_acc", cell.printed.get("acc"))
                 assert f"{figure:.2f}" in mark
     assert marked == 7
 
 
 def test_a_round_to_a_target_lies_within_the_run():
     for table in TABLES:
-        for block in tables()[table]["blocks"]:
-            for printed in block["results"].values():
-                numbers = printed.get("rounds_to_targets", [printed.get("rounds_to_target")])
-                for number in numbers:
-                    assert number is None or number <= block["setting"].get("rounds", 1000)
+        for cell in cells(table):
+            # The caption of fedsagd/table2 gives Shakespeare 2000 rounds.
+            stated = tables()[table].blocks[cell.block].stated.get("rounds")
+            rounds = stated if isinstance(stated, int) else cell.config["training"]["rounds"]
+            for number in cell.printed_rounds:
+                assert number is None or number <= rounds
 
 
 def test_compressors_are_those_of_the_table():
-    made = cell("fedsynsam/table2", 0, "FedSAM").config["algorithm"]
-    assert made["compress"] == {"part": "quantize", "bits": 4}
-    made = cell("fedsynsam/table2", 3, "FedSMOO").config["algorithm"]
-    assert made["compress"] == {"part": "top_k", "ratio": 0.25}
-    eigenvalues = {each.method: each.config["algorithm"] for each in cells("fedsynsam/table1")[:4]}
-    assert {name: made.get("compress", {}).get("part") for name, made in eigenvalues.items()} == {
+    algorithm = cell_at("fedsynsam/table2", 0, "FedSAM").config["algorithm"]
+    assert algorithm["compress"] == {"part": "quantize", "bits": 4}
+    algorithm = cell_at("fedsynsam/table2", 3, "FedSMOO").config["algorithm"]
+    assert algorithm["compress"] == {"part": "top_k", "ratio": 0.25}
+    eigenvalues = {cell.method: cell.config["algorithm"] for cell in cells("fedsynsam/table1")[:4]}
+    assert {name: algorithm.get("compress", {}).get("part") for name, algorithm in eigenvalues.items()} == {
         "w/o Compression": None,
         "8-bit Quantization": "quantize",
         "Top-k (0.25 sparsity)": "top_k",
         "4-bit Quantization": "quantize",
     }
-    assert all(made["name"] == "fedavg" for made in eigenvalues.values())
+    assert all(algorithm["name"] == "fedavg" for algorithm in eigenvalues.values())
 
 
 def test_methods_of_equal_computation_take_their_own_steps():
-    steps = {each.method: each.config["training"]["local_steps"] for each in cells("fedsynsam/table4")[:3]}
+    steps = {cell.method: cell.config["training"]["local_steps"] for cell in cells("fedsynsam/table4")[:3]}
     assert steps == {"FedAvg": 20, "FedLESAM": 20, "FedSynSAM": 10}
 
 
 def test_dynafed_is_there_twice():
-    named = {each.method: each.config["algorithm"]["name"] for each in cells("fedsynsam/table2")}
+    named = {cell.method: cell.config["algorithm"]["name"] for cell in cells("fedsynsam/table2")}
     assert named["DynaFed"] == "dynafed_syn_only"
     assert named["DynaFed (as published)"] == "dynafed"
 
 
 def test_figures_that_show_no_accuracies_say_what_they_show():
     listed = " ".join(CliRunner().invoke(cli.app, ["reproduce"]).stdout.replace("│", " ").split())
-    figures = {table: content for table, content in tables().items() if "diagnostic" in content}
+    figures = {name: table for name, table in tables().items() if table.diagnostic is not None}
     assert set(figures) == {"fedsagd/figure1", "fedsagd/figure2", "fedsagd/figure3"}
-    for table, content in figures.items():
+    for name, table in figures.items():
         with pytest.raises(FlatfedError, match="not accuracies but") as caught:
-            cells(table)
-        assert content["diagnostic"] in str(caught.value)
-        assert f"{content['title']} (a diagnostic, not accuracies: " in listed
+            cells(name)
+        assert table.diagnostic in str(caught.value)
+        assert f"{table.title} (a diagnostic, not accuracies: " in listed
 
 
 @pytest.mark.parametrize(
     ("figure", "repeated"), [("fedswa/figure1", "fedswa/table3"), ("fednsam/figure2", "fednsam/table4")]
 )
 def test_captions_repeat_cells_of_a_table(figure, repeated):
-    for each in cells(figure):
-        same = [other for other in cells(repeated) if other.config == each.config]
-        assert same and {other.method for other in same} == {each.method}
-        assert {other.printed["acc"] for other in same} == {each.printed["acc"]}
+    for cell in cells(figure):
+        same = [other for other in cells(repeated) if other.config == cell.config]
+        assert same and {other.method for other in same} == {cell.method}
+        assert {other.printed["acc"] for other in same} == {cell.printed["acc"]}
 
 
 def test_the_captions_of_fedsam_contradict_its_table():
-    for each in cells("fedsam/figure4"):
+    for cell in cells("fedsam/figure4"):
         (other,) = (
             other
             for other in cells("fedsam/table1")
-            if other.config == each.config and other.method == each.method
+            if other.config == cell.config and other.method == cell.method
         )
-        assert other.printed["val_acc"] != each.printed["val_acc"]
-        assert f"{other.printed['val_acc']:.2f}" in " ".join(tables()["fedsam/figure4"]["notes"])
+        assert other.printed["val_acc"] != cell.printed["val_acc"]
+        assert f"{other.printed['val_acc']:.2f}" in " ".join(tables()["fedsam/figure4"].notes)
 
 
 # -- step sizes -------------------------------------------------------------------------------------------
@@ -284,46 +294,51 @@ def test_the_captions_of_fedsam_contradict_its_table():
 
 def test_every_step_size_says_where_it_comes_from():
     for table in TABLES:
-        for each in cells(table):
-            assert each.origin.partition(":")[0] in {"paper", "released code", "not stated"}
-    assert cell("fedsagd/table2", 2, "FedAvg").origin == "paper"
-    assert cell("fednsam/table3", 0, "FedNSAM").origin == "paper"
-    assert cell("fednsam/table2", 0, "FedNSAM").origin.startswith("released code: ")
-    assert cell("fedsagd/table15", 0, "FedSAGD").origin.startswith("not stated: ")
+        for cell in cells(table):
+            assert cell.origin.partition(":")[0] in {"paper", "released code", "not stated"}
+    assert cell_at("fedsagd/table2", 2, "FedAvg").origin == "paper"
+    assert cell_at("fednsam/table3", 0, "FedNSAM").origin == "paper"
+    assert cell_at("fednsam/table2", 0, "FedNSAM").origin.startswith("released code: ")
+    assert cell_at("fedsagd/table15", 0, "FedSAGD").origin.startswith("not stated: ")
 
 
-def test_what_sweeps_found_is_used_only_when_asked_for():
-    for found in sweeps():
-        for table in found["tables"]:
-            chosen = [
-                each
-                for each in cells(table)
-                if each.dataset == found["dataset"] and found.get("part", "") in each.title
-            ]
-            assert set(found["best"]) <= {each.method for each in chosen}
-            for each in chosen:
-                if each.method not in found["best"]:
-                    continue
-                (tuned,) = chosen_cells(table, [each.method], each.title, tuned=True)
-                assert tuned.origin == f"flatfed sweep: {found['origin']}"
-                assert tuned.config == with_assignments(each.config, found["best"][each.method])
-                assert checked(tuned).training.lr == tuned.config["training"]["lr"]
-                (plain,) = chosen_cells(table, [each.method], each.title)
-                assert plain == each
+def test_tuned_settings_are_used_only_on_request():
+    sweeps = [
+        (f"{name}/{table}", tuning)
+        for name, paper in papers().items()
+        for tuning in paper.tuned
+        for table in tuning.tables
+    ]
+    assert len(sweeps) == 5
+    for table, tuning in sweeps:
+        chosen = [
+            cell for cell in cells(table) if cell.dataset == tuning.dataset and tuning.part in cell.title
+        ]
+        assert set(tuning.best) <= {cell.method for cell in chosen}
+        for cell in chosen:
+            if cell.method not in tuning.best:
+                continue
+            (tuned,) = chosen_cells(table, [cell.method], cell.title, tuned=True)
+            assert tuned.origin == f"flatfed sweep: {tuning.origin}"
+            assert tuned.config == merged(cell.config, tuning.best[cell.method])
+            assert Config.checked(tuned.config).training.lr == tuned.config["training"]["lr"]
+            (plain,) = chosen_cells(table, [cell.method], cell.title)
+            assert plain == cell
 
 
 def test_a_sweep_of_a_part_is_for_that_part(monkeypatch):
-    found = {
-        "tables": ["fedsynsam/table2"],
-        "dataset": "Fashion-MNIST",
-        "part": "path(1)",
-        "origin": "somewhere",
-        "best": {"FedSAM": ["training.lr=0.5"]},
-    }
-    monkeypatch.setattr("flatfed.papers.presets.sweeps", lambda: [found])
+    tuning = Tuning(
+        tables=["table2"],
+        dataset="Fashion-MNIST",
+        part="path(1)",
+        origin="somewhere",
+        best={"FedSAM": {"training": {"lr": 0.5}}},
+    )
+    paper = papers()["fedsynsam"].model_copy(update={"tuned": [tuning]})
+    monkeypatch.setattr("flatfed.papers.presets.papers", lambda: {"fedsynsam": paper})
     rates = {
-        each.title: each.config["training"]["lr"]
-        for each in chosen_cells("fedsynsam/table2", ["FedSAM"], "Fashion-MNIST", tuned=True)
+        cell.title: cell.config["training"]["lr"]
+        for cell in chosen_cells("fedsynsam/table2", ["FedSAM"], "Fashion-MNIST", tuned=True)
     }
     assert {rate for title, rate in rates.items() if "path(1)" in title} == {0.5}
     assert {rate for title, rate in rates.items() if "path(1)" not in title} == {0.05}
@@ -339,13 +354,16 @@ def test_a_step_size_of_ones_own_is_nobody_elses():
 # -- running them -----------------------------------------------------------------------------------------
 
 
-def key(table, each):
+def key(table, cell):
     """What there is to try about a cell: its block, its model on its data, its method's settings."""
     paper = table.partition("/")[0]
-    config = small(each.config)
+    config = small(cell.config)
     data = config["data"]["dataset"], json.dumps(config["model"], sort_keys=True)
-    method = paper, ALIASES.get(each.method, each.method)
-    return {("block", table, each.block), ("data", *data), ("method", *method)}
+    return {("block", table, cell.block), ("data", *data), ("method", paper, unaliased(paper, cell.method))}
+
+
+def unaliased(paper, method):
+    return papers()[paper].aliases.get(method, method)
 
 
 def plan():
@@ -355,7 +373,7 @@ def plan():
     for table in TABLES:
         waiting = list(cells(table))
         while waiting:
-            best = max(waiting, key=lambda each: len(key(table, each) - tried))
+            best = max(waiting, key=lambda cell: len(key(table, cell) - tried))
             if key(table, best) <= tried:
                 break
             tried |= key(table, best)
@@ -369,51 +387,50 @@ PLAN = plan()
 
 def test_the_plan_leaves_nothing_out():
     assert list(PLAN) == TABLES
-    methods = {
-        (table.partition("/")[0], ALIASES.get(each.method, each.method))
-        for table in TABLES
-        for each in PLAN[table]
-    }
-    asked = {(t.partition("/")[0], ALIASES.get(c.method, c.method)) for t in TABLES for c in cells(t)}
-    assert methods == asked
-    assert all(method in METHODS[paper] or method in COMPRESSORS for paper, method in methods)
+
+    def methods(chosen):
+        papers_of = ((table.partition("/")[0], cell) for table in TABLES for cell in chosen[table])
+        return {(paper, unaliased(paper, cell.method)) for paper, cell in papers_of}
+
+    assert methods(PLAN) == methods({table: cells(table) for table in TABLES})
+    assert methods(PLAN) == {(name, method) for name, paper in papers().items() for method in paper.methods}
     for table in TABLES:
-        assert {each.block for each in PLAN[table]} == set(range(len(tables()[table]["blocks"])))
+        assert {cell.block for cell in PLAN[table]} == set(range(len(tables()[table].blocks)))
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Generated data where loaders look for them; the rest of the tests must not see them."""
-    made = tmp_path_factory.mktemp("papers")
-    fake.write_everything(made / "data")
+    root = tmp_path_factory.mktemp("papers")
+    fake.write_everything(root / "data")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FLATFED_DATA", str(made / "data"))
+        patch.setenv("FLATFED_DATA", str(root / "data"))
         config_module._loaded.cache_clear()
-        yield made
+        yield root
     config_module._loaded.cache_clear()
 
 
 @pytest.mark.parametrize("table", TABLES)
 def test_the_command_runs_a_table_at_small_scale(table, folder, monkeypatch):
-    wanted = {(each.block, each.label) for each in PLAN[table]}
+    planned = {(cell.block, cell.label) for cell in PLAN[table]}
 
     def picked(*arguments):
-        return [each for each in chosen_cells(*arguments) if (each.block, each.label) in wanted]
+        return [cell for cell in chosen_cells(*arguments) if (cell.block, cell.label) in planned]
 
-    monkeypatch.setattr(cli.papers, "chosen_cells", picked)
+    monkeypatch.setattr(cli.reproduce, "chosen_cells", picked)
     # Cells that several tables have in common are run once.
     arguments = ["reproduce", table, "--scale", "small", "--seeds", "1", "--runs", str(folder / "runs")]
     done = CliRunner().invoke(cli.app, arguments)
     assert done.exit_code == 0, done.output
-    assert f"{len(wanted)} cells × 1 seeds" in done.stdout
+    assert f"{len(planned)} cells × 1 seeds" in done.stdout
     assert "left out" not in done.stderr
     shown = " ".join(done.stdout.split())
-    for each in PLAN[table]:
-        assert each.label.split(",")[0] in shown
-    for each in picked(table, [], None, None, "small"):
-        config = seeded(each, 0)
+    for cell in PLAN[table]:
+        assert cell.label.split(",")[0] in shown
+    for cell in picked(table, [], None, None, "small"):
+        config = seeded(cell, 0)
         assert is_complete(config, run_folder(config, folder / "runs"))
-    for note in tables()[table]["notes"]:
+    for note in tables()[table].notes:
         assert " ".join(note.split())[:40] in shown
 
 
@@ -446,9 +463,9 @@ def test_deviations_between_clients_stand_beside_the_papers(folder):
     assert done.exit_code == 0, done.output
     written = [json.loads((run / "clients.json").read_text()) for run in root.iterdir() if run.is_dir()]
     for name, key, printed in (("train", "accuracy", 1.08), ("test", "test_accuracy", 3.87)):
-        deviations = [statistics.pstdev(client[key] for client in each["clients"]) for each in written]
-        chance = statistics.fmean(each["spread"][name]["chance"] for each in written)
-        mean, between = (100 * each(deviations) for each in (statistics.fmean, statistics.stdev))
+        deviations = [statistics.pstdev(client[key] for client in run["clients"]) for run in written]
+        chance = statistics.fmean(run["spread"][name]["chance"] for run in written)
+        mean, between = 100 * statistics.fmean(deviations), 100 * statistics.stdev(deviations)
         assert f"{printed} | {mean:.1f} ± {between:.1f} ({100 * chance:.1f})" in done.stdout
 
 
@@ -456,7 +473,7 @@ SHRUNK = ("data.clients=4", "data.options.verify=false", "training.participation
 
 
 def test_the_cells_of_a_table_can_be_swept(folder):
-    changes = [part for each in SHRUNK for part in ("--set", each)]
+    changes = [part for assignment in SHRUNK for part in ("--set", assignment)]
     which = ["--only", "EMNIST-L", "--methods", "FedAvg", "--methods", "FedSAGD", "--seed", "7"]
     runs = ["--runs", str(folder / "swept")]
     arguments = ["tune", "fedsagd/table2", "--grid", "training.lr=0.01,0.1", *which, *changes, *runs]
@@ -471,8 +488,8 @@ def test_the_cells_of_a_table_can_be_swept(folder):
     assert len(best) == 2
     for line, method in zip(best, ("FedAvg", "FedSAGD"), strict=True):
         parsed = shlex.split(line)[1:]
-        found = [
-            (config["training"]["lr"], max(json.loads(each)["test_accuracy"] for each in history))
+        trials = [
+            (config["training"]["lr"], max(json.loads(line)["test_accuracy"] for line in history))
             for path in folders
             if path.name.startswith(f"{method.lower()}-")
             for config in [json.loads((path / "config.json").read_text())]
@@ -480,7 +497,7 @@ def test_the_cells_of_a_table_can_be_swept(folder):
         ]
         assert parsed[parsed.index("--methods") + 1] == method
         assert float(parsed[-1].partition("=")[2]) in {
-            rate for rate, value in found if value == max(value for _, value in found)
+            rate for rate, value in trials if value == max(value for _, value in trials)
         }
         again = CliRunner().invoke(cli.app, [*parsed, "--seeds", "1", *runs])
         assert again.exit_code == 0 and "1 cells × 1 seeds" in again.stdout

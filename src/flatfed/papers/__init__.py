@@ -1,38 +1,13 @@
-"""The five papers' results tables, and each of their cells as a run.
+"""The tables and figures of five papers as data, and each of their cells as a run.
 
-`tables.json` holds the numbers as printed, percent accuracies throughout. Cells that contradict themselves
-carry an "impossible" note. Table names are paper/table, for instance fedsagd/table2. Figures are there for
-the accuracies in their captions; those that show something else say what ("diagnostic").
-
-`tuned.json` holds what sweeps of ours found: for some tables' cells of one data set (all of them, or those
-with "part" in their title) the best settings of each method, and how they were found.
+Each paper is one TOML file: its numbers as printed (accuracies in percent), its names for data sets, models,
+partitions and methods with what they are here, its settings and where they come from, and what our own
+sweeps found. Tables are named paper/table, for instance fedsagd/table2. Figures are listed for the
+accuracies in their captions; those that show something else say what ("diagnostic"). `small.toml` says how
+`--scale small` shrinks a run. `schema` describes the files, `presets` turns cells into configs, `reproduce`
+runs them.
 """
 
-from __future__ import annotations
+from flatfed.papers.schema import papers, tables
 
-import functools
-import json
-from importlib import resources
-from typing import Any
-
-from flatfed.core.errors import FlatfedError, did_you_mean
-
-
-@functools.cache
-def tables() -> dict[str, Any]:
-    return _read("tables.json")
-
-
-@functools.cache
-def sweeps() -> list[dict[str, Any]]:
-    return _read("tuned.json")
-
-
-def _read(name: str) -> Any:
-    return json.loads(resources.files(__name__).joinpath(name).read_text())
-
-
-def table(name: str) -> dict[str, Any]:
-    if name not in tables():
-        raise FlatfedError(f"table = {name!r}: unknown; {did_you_mean(name, tables())}")
-    return tables()[name]
+__all__ = ["papers", "tables"]

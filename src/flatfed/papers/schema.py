@@ -1,0 +1,169 @@
+"""What the data files may say; an unknown key or name in one is an error."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+
+from flatfed.core.errors import FlatfedError, did_you_mean, one_line
+from flatfed.training.config import read_toml
+
+FOLDER = Path(__file__).parent
+SMALL = FOLDER / "small.toml"
+
+Values = dict[str, Any]
+Section = Literal["data", "partition", "model", "algorithm", "training", "sources"]
+Changes = dict[Section, Values]
+"""Some settings of a config; `sources` says where values come from, as in "training.lr" = "paper"."""
+Accuracy = Literal["acc", "top_acc", "train_acc", "val_acc", "acc_250", "acc_500"]
+Deviation = Literal["std", "train_dev", "val_dev"]
+Rounds = Literal["rounds_to_target", "rounds_to_targets"]
+Column = Literal[Accuracy, Deviation, Rounds, "top_eigenvalue", "gain", "impossible"]
+Statistic = Literal["last accuracy", "best accuracy", "top eigenvalue"]
+
+
+def _unprinted_is_none(value: Any) -> Any:
+    """Papers print a dash for a missing number and 1000+ for a target not reached within 1000 rounds."""
+    return None if isinstance(value, str) and re.fullmatch(r"-|\d+\+", value) else value
+
+
+Number = Annotated[int | float | None, BeforeValidator(_unprinted_is_none)]
+PrintedRow = dict[Column, Annotated[Number | list[Number] | str, BeforeValidator(_unprinted_is_none)]]
+"""A method's numbers; "impossible" says in what way they contradict each other."""
+
+
+class Entry(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Block(Entry):
+    """The part of a table that shares one setting."""
+
+    title: str | None = None
+    """Made from the setting unless given."""
+    dataset: str
+    model: str
+    partition: str | None = None
+    compressor: str | None = None
+    config: Changes = {}
+    methods: dict[str, Changes] = {}
+    """What differs for some methods."""
+    sweep: str | None = None
+    values: list[float | str] = []
+    targets: list[float] = []
+    """Accuracies to count rounds to, in percent."""
+    stated: Values = {}
+    """What else the paper says about the setting, in its own words; no run depends on it."""
+    results: dict[str, PrintedRow]
+
+
+class PaperTable(Entry):
+    title: str
+    notes: list[str] = []
+    diagnostic: str | None = None
+    """What a figure without accuracies shows."""
+    statistics: dict[str, Statistic] = {}
+    """What the columns report; the first is compared with ours."""
+    unprinted: list[str] = []
+    """Methods that are run beside the paper's."""
+    blocks: list[Block] = []
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete_blocks(cls, values: Values) -> Values:
+        """Adds what the blocks have in common to each of them."""
+        common = values.pop("common", {})
+        return {**values, "blocks": [merged(common, block) for block in values.get("blocks", [])]}
+
+
+class Tuning(Entry):
+    """The best settings that a sweep of ours found for some methods on one data set."""
+
+    tables: list[str]
+    dataset: str
+    part: str = ""
+    """Only for cells with this in their title."""
+    origin: str
+    """How the settings were found."""
+    best: dict[str, Changes]
+
+
+class Paper(Entry):
+    title: str
+    citation: str
+    defaults: Changes
+    datasets: dict[str, Changes]
+    models: dict[str, Values]
+    partitions: dict[str, Values]
+    compressors: dict[str, Values] = {}
+    methods: dict[str, Changes]
+    overrides: dict[str, dict[str, Changes]] = {}
+    """What differs on a data set for a method."""
+    aliases: dict[str, str] = {}
+    """Methods by names that carry a remark."""
+    sweeps: dict[str, dict[str, Changes]] = {}
+    """What the values of a swept symbol are here."""
+    tuned: list[Tuning] = []
+    tables: dict[str, PaperTable]
+
+    @model_validator(mode="after")
+    def _check_references(self) -> Paper:
+        for name, table in self.tables.items():
+            for block in table.blocks:
+                named = [("method", self.aliases.get(row, row)) for row in (*block.results, *table.unprinted)]
+                for kind in ("dataset", "model", "partition", "compressor", "sweep"):
+                    named.append((kind, getattr(block, kind)))
+                for kind, used in named:
+                    known = getattr(self, f"{kind}s")
+                    if used is not None and used not in known:
+                        raise ValueError(f"{name}: {kind} {used!r} is unknown; {did_you_mean(used, known)}")
+        return self
+
+
+class SmallScale(Entry):
+    """What a cut-down config has instead: `data` and `training` always, the rest by the names in it."""
+
+    data: Values
+    training: Values
+    datasets: dict[str, Values]
+    partitions: dict[str, Values]
+    models: dict[str, Values]
+    algorithms: dict[str, Values]
+
+
+def merged(values: Mapping[Any, Any], changes: Mapping[Any, Any]) -> Values:
+    """Nested tables with others on top."""
+    both = {**values, **changes}
+    for key in values.keys() & changes.keys():
+        if isinstance(values[key], dict) and isinstance(changes[key], dict):
+            both[key] = merged(values[key], changes[key])
+    return both
+
+
+EntryType = TypeVar("EntryType", bound=Entry)
+
+
+def read(path: Path, kind: type[EntryType]) -> EntryType:
+    """A data file, or a one-line error that names the file and the field."""
+    try:
+        return kind(**read_toml(path))
+    except ValidationError as error:
+        known = {name for entry in Entry.__subclasses__() for name in entry.model_fields}
+        raise FlatfedError(f"{path.name}: {one_line(error, known)}") from None
+
+
+@functools.cache
+def papers() -> dict[str, Paper]:
+    return {path.stem: read(path, Paper) for path in sorted(FOLDER.glob("*.toml")) if path != SMALL}
+
+
+@functools.cache
+def tables() -> dict[str, PaperTable]:
+    return {
+        f"{name}/{table}": paper.tables[table] for name, paper in papers().items() for table in paper.tables
+    }

@@ -1,0 +1,163 @@
+"""The papers' data files: what they may say, and that what they say fits together."""
+
+from __future__ import annotations
+
+import copy
+import re
+
+import pytest
+
+from flatfed.algorithms import ALGORITHMS
+from flatfed.core.errors import FlatfedError
+from flatfed.data.datasets import DATASETS
+from flatfed.models import MODELS
+from flatfed.papers import papers, schema
+from flatfed.papers.schema import FOLDER, SMALL, Paper, SmallScale, read
+from flatfed.training.config import Config, read_toml
+
+FILES = sorted(path for path in FOLDER.glob("*.toml") if path != SMALL)
+
+
+def checked_tables(values):
+    """The tables of a file whose keys are fixed."""
+    yield values
+    named = [values["datasets"], values["methods"], *values.get("sweeps", {}).values()]
+    named += values.get("overrides", {}).values()
+    for tuning in values.get("tuned", []):
+        yield tuning
+        named.append(tuning["best"])
+    yield values["defaults"]
+    for table in values["tables"].values():
+        yield table
+        blocks = table.get("blocks", [])
+        for block in [table["common"], *blocks] if "common" in table else blocks:
+            yield block
+            yield block.setdefault("config", {})
+            named += [block.get("methods", {}), block.get("results", {})]
+    for entries in named:
+        yield from entries.values()
+
+
+def test_there_is_a_file_for_each_paper():
+    assert [path.stem for path in FILES] == ["fednsam", "fedsagd", "fedsam", "fedswa", "fedsynsam"]
+    assert list(papers()) == [path.stem for path in FILES]
+    assert all(paper.title and re.search(r"20\d\d", paper.citation) for paper in papers().values())
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_an_unknown_key_is_one_clear_line(path, monkeypatch):
+    written = read_toml(path)
+    places = len(list(checked_tables(written)))
+    assert places > 50
+    for place in range(places):
+        values = copy.deepcopy(written)
+        list(checked_tables(values))[place]["colour"] = {}
+        monkeypatch.setattr(schema, "read_toml", lambda _, values=values: values)
+        with pytest.raises(FlatfedError) as caught:
+            read(path, Paper)
+        assert str(caught.value).startswith(f"{path.name}: ") and "colour" in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_misspelt_key_gets_a_suggestion(monkeypatch):
+    values = read_toml(FOLDER / "fedswa.toml")
+    values["tables"]["table4"]["blocks"][0]["datset"] = "CIFAR-10"
+    monkeypatch.setattr(schema, "read_toml", lambda _: values)
+    with pytest.raises(
+        FlatfedError, match=r"tables\.table4\.blocks\.0\.datset: unknown; did you mean 'dataset'\?"
+    ):
+        read(FOLDER / "fedswa.toml", Paper)
+
+
+def test_an_unknown_key_in_the_small_scale_is_an_error(monkeypatch):
+    monkeypatch.setattr(schema, "read_toml", lambda _: {**read_toml(SMALL), "colour": {}})
+    with pytest.raises(FlatfedError, match=r"small\.toml: colour: unknown"):
+        read(SMALL, SmallScale)
+
+
+@pytest.mark.parametrize("kind", ["dataset", "model", "partition", "compressor", "sweep"])
+def test_an_unknown_name_is_one_clear_line(kind, monkeypatch):
+    values = read_toml(FOLDER / "fedsynsam.toml")
+    table = values["tables"]["table5"]
+    table["blocks"][0][kind] += "?"
+    monkeypatch.setattr(schema, "read_toml", lambda _: values)
+    with pytest.raises(FlatfedError) as caught:
+        read(FOLDER / "fedsynsam.toml", Paper)
+    assert f"fedsynsam.toml: table5: {kind} '" in str(caught.value)
+    assert "?' is unknown; did you mean '" in str(caught.value)
+
+
+def test_an_unknown_method_is_one_clear_line(monkeypatch):
+    values = read_toml(FOLDER / "fedswa.toml")
+    values["tables"]["table4"]["blocks"][0]["results"]["FedSWAG"] = {"acc": 50.0}
+    monkeypatch.setattr(schema, "read_toml", lambda _: values)
+    with pytest.raises(FlatfedError, match=r"table4: method 'FedSWAG' is unknown; did you mean 'FedSWA'\?"):
+        read(FOLDER / "fedswa.toml", Paper)
+
+
+@pytest.mark.parametrize("paper", papers().values(), ids=list(papers()))
+def test_names_are_defined_and_used(paper):
+    """A name that no table used would be a setting that no test checks."""
+    blocks = [block for table in paper.tables.values() for block in table.blocks]
+    for kind in ("dataset", "model", "partition", "compressor", "sweep"):
+        used = {getattr(block, kind) for block in blocks} - {None}
+        assert used == set(getattr(paper, f"{kind}s"))
+    rows = {row for table in paper.tables.values() for block in table.blocks for row in block.results}
+    rows |= {row for table in paper.tables.values() for row in table.unprinted}
+    assert set(paper.aliases) <= rows and set(paper.aliases.values()) <= set(paper.methods)
+    assert {paper.aliases.get(row, row) for row in rows} == set(paper.methods)
+    for symbol, points in paper.sweeps.items():
+        values = {str(value) for block in blocks if block.sweep == symbol for value in block.values}
+        assert values == set(points)
+    for dataset, methods in paper.overrides.items():
+        assert dataset in paper.datasets and set(methods) <= set(paper.methods)
+    for tuning in paper.tuned:
+        assert set(tuning.tables) <= set(paper.tables) and tuning.dataset in paper.datasets
+        assert set(tuning.best) <= rows
+    for block in blocks:
+        assert set(block.methods) <= set(block.results)
+        assert bool(block.sweep) == bool(block.values)
+
+
+@pytest.mark.parametrize("paper", papers().values(), ids=list(papers()))
+def test_the_statistic_is_that_of_a_printed_column(paper):
+    for table in paper.tables.values():
+        assert bool(table.statistics) == (table.diagnostic is None)
+        for column in table.statistics:
+            assert all(column in row for block in table.blocks for row in block.results.values())
+
+
+def test_all_but_remarks_are_numbers():
+    for table in (table for paper in papers().values() for table in paper.tables.values()):
+        for row in (row for block in table.blocks for row in block.results.values()):
+            assert {key for key, value in row.items() if isinstance(value, str)} == row.keys() & {
+                "impossible"
+            }
+
+
+@pytest.mark.parametrize("paper", papers().values(), ids=list(papers()))
+def test_sources_name_settings(paper):
+    assert "training.lr" in paper.defaults["sources"]
+    parts = [paper.defaults, *paper.datasets.values(), *paper.methods.values()]
+    parts += [block.config for table in paper.tables.values() for block in table.blocks]
+    known = {"training.lr", "training.rounds", "training.weight_decay", "training.clip", "data.options"}
+    for part in parts:
+        assert set(part.get("sources", {})) <= known
+
+
+def test_the_small_scale_goes_by_our_names():
+    scale = read(SMALL, SmallScale)
+    assert set(scale.datasets) <= set(DATASETS) and set(scale.models) <= set(MODELS)
+    assert set(scale.algorithms) <= set(ALGORITHMS)
+    for dataset, options in scale.datasets.items():
+        made = Config.checked({"data": {"dataset": dataset, "options": options}, "training": {"rounds": 1}})
+        assert made.data.options == options
+
+
+@pytest.mark.parametrize("module", ["presets", "reproduce", "schema"])
+def test_the_code_names_no_paper_method_or_data_set(module):
+    words = set(re.findall(r'"([^"\n]+)"', (FOLDER / f"{module}.py").read_text()))
+    names = {*papers(), *ALGORITHMS, *DATASETS}
+    for paper in papers().values():
+        names |= {*paper.datasets, *paper.models, *paper.methods, *paper.aliases, *paper.sweeps}
+    assert not words & names
