@@ -5,27 +5,28 @@ from __future__ import annotations
 from typing import Any
 
 from flatfed.core.errors import FlatfedError
-from flatfed.diagnostics.figures import Content, Measurements, Result, method_table, percent
+from flatfed.diagnostics import figures
 from flatfed.diagnostics.registry import diagnostic
 from flatfed.diagnostics.subject import Subject, Tick, silent
 from flatfed.training.evaluation import ClientSpread
 
 
-def summary(result: Result) -> str:
+def summary(result: figures.Result) -> str:
     return (
         f"accuracy {result['mean']:.1%} ± {result['deviation']:.1%} between clients "
         f"({result['binomial_floor']:.1%} by chance)"
     )
 
 
-def show(measured: Measurements) -> Content:
+def show(measured: figures.Measurements) -> figures.Content:
     columns = {
-        "mean accuracy %": lambda method: percent(method.spread("mean")),
-        "deviation between clients %": lambda method: percent(method.spread("deviation")),
-        "by chance alone %": lambda method: percent(method.spread("binomial_floor")),
+        "mean accuracy %": figures.column(figures.percent, "mean"),
+        "deviation between clients %": figures.column(figures.percent, "deviation"),
+        "by chance alone %": figures.column(figures.percent, "binomial_floor"),
     }
+    title = "Differences between clients"
     note = "By chance alone: the deviation that equally good clients of these sizes would show."
-    return [method_table("fairness", "Differences between clients", measured["clients"], columns, note)]
+    return [figures.method_table("fairness", title, measured["clients"], columns, note)]
 
 
 @diagnostic("generalisation", summary, show, cheap=True)

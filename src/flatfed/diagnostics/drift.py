@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flatfed.core.types import Count
-from flatfed.diagnostics.figures import Content, Measurements, Result, brief, chart, method_table, significant
+from flatfed.diagnostics import figures
 from flatfed.diagnostics.registry import diagnostic
 from flatfed.diagnostics.subject import Subject, Tick, silent
 
@@ -18,23 +18,23 @@ def flatness_distance(models: Tensor) -> float:
     return float((models - models.mean(0)).square().sum(-1).mean())
 
 
-def summary(result: Result) -> str:
+def summary(result: figures.Result) -> str:
     return (
-        f"flatness distance {brief(result['flatness_distance'])}, "
-        f"client drift {brief(result['client_drift'])}"
+        f"flatness distance {figures.brief(result['flatness_distance'])}, "
+        f"client drift {figures.brief(result['client_drift'])}"
     )
 
 
-def show(measured: Measurements) -> Content:
+def show(measured: figures.Measurements) -> figures.Content:
     methods = measured["drift"]
     columns = {
-        "flatness distance": lambda method: significant(method.spread("flatness_distance")),
-        "client drift": lambda method: significant(method.spread("client_drift")),
+        "flatness distance": figures.column(figures.significant, "flatness_distance"),
+        "client drift": figures.column(figures.significant, "client_drift"),
     }
     lines = [method.mean_line("steps", "drift_by_step") for method in methods]
     return [
-        method_table("drift", "Drift", methods, columns),
-        chart("drift", "Client drift during a round", lines, "local step", "drift"),
+        figures.method_table("drift", "Drift", methods, columns),
+        figures.chart("drift", "Client drift during a round", lines, "local step", "drift"),
     ]
 
 

@@ -6,9 +6,7 @@ which the page takes the colour and whether it is hidden; `meta.deviation` draws
 
 from __future__ import annotations
 
-import functools
 import math
-import operator
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -150,19 +148,11 @@ def line(
     **more: Any,
 ) -> Trace:
     """A method's line, with a band as wide as the deviation; `more` are other fields of a plotly trace."""
-    trace: Trace = {
-        "type": "scatter",
-        "mode": "lines",
-        "name": method.label,
-        "x": rounded(x),
-        "y": rounded(y),
-    }
-    trace["meta"] = {"method": method.number}
+    meta: dict[str, Any] = {"method": method.number}
     if deviation is not None:
-        trace["meta"]["deviation"] = rounded(deviation)
-    if len(trace["x"]) == 1:
-        trace["mode"] = "markers"
-    return trace | more
+        meta["deviation"] = rounded(deviation)
+    trace = {"type": "scatter", "name": method.label, "x": rounded(x), "y": rounded(y), "meta": meta}
+    return {**trace, "mode": "markers" if len(trace["x"]) == 1 else "lines", **more}
 
 
 def bound_line(method: NumberedMethod, x: Iterable[Any], y: Iterable[Any]) -> Trace:
@@ -180,7 +170,7 @@ def box(method: NumberedMethod, values: Sequence[float]) -> Trace:
 
 
 def heights(kind: str, x: Sequence[Any], y: Sequence[Any], z: Iterable[Iterable[Any]], **more: Any) -> Trace:
-    """Losses over a grid, a row of z for each y, as a "contour" or "surface"."""
+    """Values over a grid, a row of z for each y, as a "contour", "surface" or "heatmap"."""
     grid = {"x": rounded(x), "y": rounded(y), "z": [rounded(row) for row in z]}
     if kind == "contour":
         grid |= {"colorbar": {"thickness": 8, "outlinewidth": 0}}
@@ -209,6 +199,19 @@ def chart(
     if decades:
         layout = log_axis(layout, traces, decades)
     return Figure(name, title, traces, layout, note, ("method", x, y))
+
+
+def method_figure(
+    method: NumberedMethod,
+    name: str,
+    title: str,
+    traces: Sequence[Trace],
+    layout: Mapping[str, Any],
+    columns: Sequence[str],
+    note: str = "",
+) -> Figure:
+    """A figure about a single method."""
+    return Figure(f"{name}-{method.number}", title, traces, layout, note, columns, method.number)
 
 
 def box_chart(name: str, title: str, boxes: Sequence[Trace], x: str, note: str = "") -> Figure:
@@ -260,12 +263,12 @@ class MethodResults:
 
     def spread(self, *path: str | int) -> Spread | None:
         """Over the seeds, of the number that a path of keys leads to."""
-        return Spread.of_finite(functools.reduce(operator.getitem, path, each) for each in self.results)  # type: ignore[arg-type]
+        return Spread.of_finite(_at(result, path) for result in self.results)
 
     def of_clients(self, *path: str | int) -> list[float]:
         """The finite numbers at a path in each client's result, of all seeds together."""
         clients = (client for result in self.results for client in result.get("clients") or [])
-        return finite_values(functools.reduce(operator.getitem, path, client) for client in clients)
+        return finite_values(_at(client, path) for client in clients)
 
     def mean_line(self, x: str, y: str) -> Trace:
         """The mean over the seeds that were measured at the same places as the first."""
@@ -274,6 +277,20 @@ class MethodResults:
         means = [None if spread is None else spread.mean for spread in spreads]
         deviations = [None if spread is None else spread.deviation for spread in spreads]
         return line(self, self.first[x], means, deviations if len(same) > 1 else None)
+
+
+def _at(value: Any, path: Iterable[str | int]) -> Any:
+    """What a path of keys leads to; None where a mapping on the way is missing or has no such key."""
+    for key in path:
+        value = None if value is None else value.get(key) if isinstance(value, Mapping) else value[key]
+    return value
+
+
+def column(
+    make: Callable[[Spread | None], TableCell], *path: str | int
+) -> Callable[[MethodResults], TableCell]:
+    """A column of a table: the spread over seeds of the number at a path."""
+    return lambda method: make(method.spread(*path))
 
 
 Measurements = Mapping[str, Sequence[MethodResults]]

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from flatfed.core.errors import FlatfedError
 from flatfed.core.sampling import cohort
 from flatfed.core.types import Count
-from flatfed.diagnostics.figures import (
-    Content,
-    Measurements,
-    MethodResults,
-    Result,
-    TableCell,
-    brief,
-    method_table,
-    percent,
-    significant,
-)
+from flatfed.diagnostics import figures
 from flatfed.diagnostics.registry import diagnostic
 from flatfed.diagnostics.subject import Subject, Tick, silent
-from flatfed.runs.statistics import Spread
 
 
 def seen_clients(subject: Subject) -> list[int]:
@@ -41,23 +29,16 @@ COLUMNS = {
 """The report's columns: the part of a result, and what stands before the names of its numbers."""
 
 
-def summary(result: Result) -> str:
-    return ", ".join(f"{name} gap {brief(value)}" for name, value in result["gap"].items())
+def summary(result: figures.Result) -> str:
+    return ", ".join(f"{name} gap {figures.brief(value)}" for name, value in result["gap"].items())
 
 
-def show(measured: Measurements) -> Content:
+def show(measured: figures.Measurements) -> figures.Content:
     columns = {}
     for title, (part, prefix) in COLUMNS.items():
-        columns[f"{title}: loss"] = _column(significant, part, f"{prefix}loss")
-        columns[f"{title}: accuracy %"] = _column(percent, part, f"{prefix}accuracy")
-    return [method_table("generalization", "Generalisation", measured["generalization"], columns)]
-
-
-def _column(
-    cell: Callable[[Spread | None], TableCell], part: str, name: str
-) -> Callable[[MethodResults], TableCell]:
-    """Not every run has an accuracy or unseen clients."""
-    return lambda method: cell(Spread.of_finite((result[part] or {}).get(name) for result in method.results))
+        columns[f"{title}: loss"] = figures.column(figures.significant, part, f"{prefix}loss")
+        columns[f"{title}: accuracy %"] = figures.column(figures.percent, part, f"{prefix}accuracy")
+    return [figures.method_table("generalization", "Generalisation", measured["generalization"], columns)]
 
 
 @diagnostic("generalisation", summary, show, cheap=True)

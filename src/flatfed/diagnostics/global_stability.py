@@ -18,7 +18,7 @@ from flatfed.core.errors import FlatfedError
 from flatfed.core.sampling import cohort
 from flatfed.core.types import Count
 from flatfed.data.federation import Federation, LoadedFederation, Pool, PooledFederation, Samples
-from flatfed.diagnostics.figures import Content, Measurements, Result, bound_line, brief, chart
+from flatfed.diagnostics import figures
 from flatfed.diagnostics.local_stability import evenly_spaced
 from flatfed.diagnostics.registry import diagnostic
 from flatfed.diagnostics.subject import Subject, Tick, silent
@@ -47,15 +47,15 @@ def discrepancies(first: Sequence[Tensor], second: Sequence[Tensor]) -> list[flo
     return [float(torch.linalg.vector_norm(one - other)) for one, other in zip(first, second, strict=True)]
 
 
-def summary(result: Result) -> str:
-    return f"{brief(result['discrepancy'][-1])} apart after {result['rounds'][-1]} rounds"
+def summary(result: figures.Result) -> str:
+    return f"{figures.brief(result['discrepancy'][-1])} apart after {result['rounds'][-1]} rounds"
 
 
-def show(measured: Measurements) -> Content:
+def show(measured: figures.Measurements) -> figures.Content:
     methods = measured["global_stability"]
     lines = [method.mean_line("rounds", "discrepancy") for method in methods]
     bounds = [
-        bound_line(method, method.first["rounds"], method.first["bound"])
+        figures.bound_line(method, method.first["rounds"], method.first["bound"])
         for method in methods
         if method.first.get("bound")
     ]
@@ -64,8 +64,8 @@ def show(measured: Measurements) -> Content:
         f"distance over the replacements tried.{' Dotted: the bound.' if bounds else ''}"
     )
     decades = math.inf if bounds else 0  # they may be far above what happens
-    axes = ("rounds", "distance of the models")
-    return [chart("global_stability", "Global stability", lines + bounds, *axes, note, decades=decades)]
+    name, labels = "global_stability", ("rounds", "distance of the models")
+    return [figures.chart(name, "Global stability", lines + bounds, *labels, note, decades=decades)]
 
 
 @diagnostic("stability", summary, show)

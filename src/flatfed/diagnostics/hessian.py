@@ -20,18 +20,7 @@ from flatfed.core import random
 from flatfed.core.errors import FlatfedError
 from flatfed.core.types import Count, Seed
 from flatfed.data.federation import Samples
-from flatfed.diagnostics.figures import (
-    Content,
-    Measurements,
-    Result,
-    box,
-    box_chart,
-    brief,
-    chart,
-    line,
-    method_table,
-    significant,
-)
+from flatfed.diagnostics import figures
 from flatfed.diagnostics.registry import diagnostic
 from flatfed.diagnostics.subject import Subject, Tick, silent
 from flatfed.runs.statistics import mean
@@ -137,36 +126,38 @@ def products(subject: Subject, samples: Samples) -> Product:
     return product
 
 
-def summary(result: Result) -> str:
+def summary(result: figures.Result) -> str:
     whole = result["global"]
     largest = max(client["eigenvalues"][0] for client in result["clients"])
-    return (
-        f"top eigenvalue {brief(whole['eigenvalues'][0])} (clients up to {brief(largest)}), "
-        f"trace {brief(whole['trace'])} ± {brief(whole['trace_error'])}"
+    top, of_clients, trace, error = map(
+        figures.brief, (whole["eigenvalues"][0], largest, whole["trace"], whole["trace_error"])
     )
+    return f"top eigenvalue {top} (clients up to {of_clients}), trace {trace} ± {error}"
 
 
-def show(measured: Measurements) -> Content:
-    methods = measured["hessian"]
-    columns = {
-        "largest eigenvalue": lambda method: significant(method.spread("global", "eigenvalues", 0)),
-        "trace": lambda method: significant(method.spread("global", "trace")),
-        "standard error of the trace": lambda method: significant(method.spread("global", "trace_error")),
-        "clients' largest, mean": lambda method: significant(mean(method.of_clients("eigenvalues", 0))),
-    }
+def show(measured: figures.Measurements) -> figures.Content:
+    methods, number = measured["hessian"], figures.significant
     tops, densities, boxes = [], [], []
     for method in methods:
         values, density = method.first["global"]["eigenvalues"], method.first["global"].get("density")
-        tops.append(line(method, range(1, len(values) + 1), values, mode="lines+markers"))
+        tops.append(figures.line(method, range(1, len(values) + 1), values, mode="lines+markers"))
         if density:
-            densities.append(line(method, density["values"], density["density"]))
+            densities.append(figures.line(method, density["values"], density["density"]))
         if of_clients := method.of_clients("eigenvalues", 0):
-            boxes.append(box(method, of_clients))
+            boxes.append(figures.box(method, of_clients))
+    columns = {
+        "largest eigenvalue": figures.column(number, "global", "eigenvalues", 0),
+        "trace": figures.column(number, "global", "trace"),
+        "standard error of the trace": figures.column(number, "global", "trace_error"),
+        "clients' largest, mean": lambda method: number(mean(method.of_clients("eigenvalues", 0))),
+    }
+    table, density_title = "Curvature of the training loss", "Spectral density of the Hessian"
+    box_title = "Largest eigenvalue on each client's data"
     return [
-        method_table("hessian", "Curvature of the training loss", methods, columns, "Smaller is flatter."),
-        chart("eigenvalues", "Largest eigenvalues of the Hessian", tops, "rank", "eigenvalue"),
-        chart("density", "Spectral density of the Hessian", densities, "eigenvalue", "density", decades=6),
-        box_chart("client-eigenvalues", "Largest eigenvalue on each client's data", boxes, "eigenvalue"),
+        figures.method_table("hessian", table, methods, columns, "Smaller is flatter."),
+        figures.chart("eigenvalues", "Largest eigenvalues of the Hessian", tops, "rank", "eigenvalue"),
+        figures.chart("density", density_title, densities, "eigenvalue", "density", decades=6),
+        figures.box_chart("client-eigenvalues", box_title, boxes, "eigenvalue"),
     ]
 
 

@@ -13,7 +13,6 @@ from flatfed.core.errors import FlatfedError
 from flatfed.core.state import State
 from flatfed.core.types import Count, Positive
 from flatfed.diagnostics import figures
-from flatfed.diagnostics.figures import Content, Figure, Measurements, Result, axes, brief
 from flatfed.diagnostics.registry import OtherRun, diagnostic
 from flatfed.diagnostics.subject import Subject, Tick, silent
 from flatfed.runs.folder import RunFolder
@@ -51,12 +50,12 @@ def between(
     }
 
 
-def summary(result: Result) -> str:
+def summary(result: figures.Result) -> str:
     highest = max(finite_values(result["train_loss"]), default=None)
-    return f"largest training loss on the way {brief(highest)}"
+    return f"largest training loss on the way {figures.brief(highest)}"
 
 
-def show(measured: Measurements) -> Content:
+def show(measured: figures.Measurements) -> figures.Content:
     content = []
     for key, quantity, unit, scale in (
         ("train_loss", "Training loss", "train loss", 1),
@@ -70,8 +69,8 @@ def show(measured: Measurements) -> Content:
                 name = f"{method.label} → {Path(result['other']).name}"
                 traces.append(figures.line(method, result["position"], values, name=name))
         title, columns = f"{quantity} on the way to another model", ("models", "position", unit)
-        layout = axes("position: 0 this model, 1 the other", "")
-        content.append(Figure(f"line-{key}", title, traces, layout, "", columns))
+        layout = figures.axes("position: 0 this model, 1 the other", "")
+        content.append(figures.Figure(f"line-{key}", title, traces, layout, "", columns))
     return content
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flatfed.core.sampling import batches
 from flatfed.core.types import Count
-from flatfed.diagnostics.figures import Content, Measurements, Result, brief, chart
+from flatfed.diagnostics import figures
 from flatfed.diagnostics.registry import diagnostic
 from flatfed.diagnostics.subject import Subject, Tick, silent
 
@@ -29,14 +29,15 @@ def largest_distance(models: Tensor) -> float:
     return float(torch.cdist(models, models, compute_mode="donot_use_mm_for_euclid_dist").max())
 
 
-def summary(result: Result) -> str:
-    return f"{brief(result['discrepancy'][-1])} apart after {result['steps'][-1]} steps"
+def summary(result: figures.Result) -> str:
+    return f"{figures.brief(result['discrepancy'][-1])} apart after {result['steps'][-1]} steps"
 
 
-def show(measured: Measurements) -> Content:
+def show(measured: figures.Measurements) -> figures.Content:
     lines = [method.mean_line("steps", "discrepancy") for method in measured["local_stability"]]
     note = "The largest distance between two clients' models, all trained from the same global model."
-    return [chart("local_stability", "Local stability", lines, "local step", "distance of the models", note)]
+    name, labels = "local_stability", ("local step", "distance of the models")
+    return [figures.chart(name, "Local stability", lines, *labels, note)]
 
 
 @diagnostic("stability", summary, show, cheap=True)

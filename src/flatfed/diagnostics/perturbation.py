@@ -11,7 +11,7 @@ from torch import Tensor
 from flatfed.core.flat import unit
 from flatfed.core.sampling import batches
 from flatfed.core.types import Count
-from flatfed.diagnostics.figures import Content, Figure, Measurements, Result, axes, line
+from flatfed.diagnostics import figures
 from flatfed.diagnostics.registry import diagnostic
 from flatfed.diagnostics.subject import Subject, Tick, silent
 from flatfed.parts.correct import FullGradientMomentum, GlobalMomentum
@@ -67,26 +67,27 @@ ESTIMATES: Mapping[str, Estimate] = {
 """FedSAM's, FedLESAM's, FedNSAM's (the same for all clients) and FedSynSAM's."""
 
 
-def summary(result: Result) -> str:
+def summary(result: figures.Result) -> str:
     means = {name: mean(cosines) for name, cosines in result["cosine"].items()}
     known = (f"cosine of {name} {value:.2f}" for name, value in means.items() if value is not None)
     return ", ".join(known) or "no estimate"
 
 
-def show(measured: Measurements) -> Content:
+def show(measured: figures.Measurements) -> figures.Content:
     """For each method, how well each estimate agrees with the gradient on all data."""
     note = "The cosine between a client's estimate and the gradient of the whole loss."
-    figures = []
+    content = []
     for method in measured["perturbation"]:
+        clients, cosines = method.first["clients"], method.first["cosine"]
         # Clients have no order that a line could follow.
         points = [
-            line(method, method.first["clients"], cosines, name=name, mode="markers", meta={"series": index})
-            for index, (name, cosines) in enumerate(method.first["cosine"].items())
+            figures.line(method, clients, values, name=name, mode="markers", meta={"series": index})
+            for index, (name, values) in enumerate(cosines.items())
         ]
-        name, title = f"perturbation-{method.number}", f"Perturbations under {method.label}"
-        layout = axes("client", "", showlegend=True)
-        figures.append(Figure(name, title, points, layout, note, ("rule", "client", "cosine"), method.number))
-    return figures
+        title, layout = f"Perturbations under {method.label}", figures.axes("client", "", showlegend=True)
+        columns = ("rule", "client", "cosine")
+        content.append(figures.method_figure(method, "perturbation", title, points, layout, columns, note))
+    return content
 
 
 @diagnostic("stability", summary, show, cheap=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flatfed.core.errors import FlatfedError
 from flatfed.core.types import Count
-from flatfed.diagnostics.figures import Content, Figure, Measurements, axes, heights, rounded
+from flatfed.diagnostics import figures
 from flatfed.diagnostics.registry import diagnostic
 from flatfed.diagnostics.subject import Subject, Tick, silent
 from flatfed.diagnostics.surface import grid_summary, losses_on_plane
@@ -28,45 +28,27 @@ def widest_plane(displacements: Tensor) -> Tensor:
     return directions / torch.linalg.vector_norm(directions, dim=1, keepdim=True)
 
 
-def show(measured: Measurements) -> Content:
-    figures = []
+def show(measured: figures.Measurements) -> figures.Content:
+    content = []
     for method in measured["plane"]:
-        result = method.first
+        result, points = method.first, method.first["points"]
         if not finite_values(loss for row in result["loss"] for loss in row):
             continue
-        contour = heights(
-            "contour",
-            result["x"],
-            result["y"],
-            zip(*result["loss"], strict=True),  # plotly has a row for each y
-            name="loss",
-            contours={"coloring": "fill"},
-            ncontours=16,
-            hovertemplate="%{x:.3g}, %{y:.3g}<br>loss %{z:.4g}<extra></extra>",
-        )
-        labels = [point["label"] for point in result["points"]]
-        points = {
-            "type": "scatter",
-            "mode": "markers+text",
-            "name": "models",
-            "x": [point["x"] for point in result["points"]],
-            "y": [point["y"] for point in result["points"]],
-            # Clients may lie on top of each other, so only the global model is named in the picture.
-            "text": [label if label == "global" else "" for label in labels],
-            "hovertext": labels,
-            "hoverinfo": "text",
-            "customdata": rounded(point.get("loss") for point in result["points"]),
-            "textposition": "top center",
-            "cliponaxis": False,
-            "meta": {"points": True},
-        }
+        losses = zip(*result["loss"], strict=True)  # plotly has a row for each y
+        contour = figures.heights("contour", result["x"], result["y"], losses, name="loss")
+        contour |= {"contours": {"coloring": "fill"}, "ncontours": 16}
+        contour["hovertemplate"] = "%{x:.3g}, %{y:.3g}<br>loss %{z:.4g}<extra></extra>"
+        labels = [point["label"] for point in points]
+        x, y, own = ([point.get(key) for point in points] for key in ("x", "y", "loss"))
+        marks = figures.line(method, x, y, name="models", mode="markers+text", meta={"points": True})
+        # Clients may lie on top of each other, so only the global model is named in the picture.
+        marks |= {"text": [label if label == "global" else "" for label in labels], "hovertext": labels}
+        marks |= {"hoverinfo": "text", "textposition": "top center", "cliponaxis": False}
+        marks["customdata"] = figures.rounded(own)
         title, columns = f"{method.label}: loss between models", ("series", "x", "y", "loss")
-        figures.append(
-            Figure(
-                f"plane-{method.number}", title, [contour, points], axes("", ""), "", columns, method.number
-            )
-        )
-    return figures
+        layout = figures.axes("", "")
+        content.append(figures.method_figure(method, "plane", title, [contour, marks], layout, columns))
+    return content
 
 
 @diagnostic("planes", lambda result: grid_summary(result["loss"]), show)

@@ -7,7 +7,7 @@ from typing import Any
 from flatfed.core.flat import unit
 from flatfed.core.types import Count, Positive
 from flatfed.data.federation import Samples
-from flatfed.diagnostics.figures import Content, Measurements, Result, brief, method_table, significant
+from flatfed.diagnostics import figures
 from flatfed.diagnostics.registry import diagnostic
 from flatfed.diagnostics.subject import Subject, Tick, silent
 from flatfed.runs.statistics import mean
@@ -20,25 +20,25 @@ def one_step_sharpness(subject: Subject, samples: Samples, radius: float) -> flo
     return raised - subject.evaluate(subject.model, samples)["loss"]
 
 
-def summary(result: Result) -> str:
+def summary(result: figures.Result) -> str:
     own = mean(client["sharpness"] for client in result["clients"])
-    return f"global {brief(result['global'])}, clients' mean {brief(own)}"
+    return f"global {figures.brief(result['global'])}, clients' mean {figures.brief(own)}"
 
 
-def show(measured: Measurements) -> Content:
+def show(measured: figures.Measurements) -> figures.Content:
     methods = measured["sharpness"]
     note = "By how much the loss rises after one step as long as the radius along its gradient."
-    if len({significant(method.spread("radius")).text for method in methods}) > 1:
+    if len({figures.significant(method.spread("radius")).text for method in methods}) > 1:
         note += " The radii differ, so compare with care; flatfed diagnose RUN sharpness --set radius=0.1."
     columns = {
-        "radius": lambda method: significant(method.spread("radius")),
-        "global loss": lambda method: significant(method.spread("global")),
-        "clients' losses, mean": lambda method: significant(mean(method.of_clients("sharpness"))),
-        "clients' losses, largest": lambda method: significant(
+        "radius": figures.column(figures.significant, "radius"),
+        "global loss": figures.column(figures.significant, "global"),
+        "clients' losses, mean": lambda method: figures.significant(mean(method.of_clients("sharpness"))),
+        "clients' losses, largest": lambda method: figures.significant(
             max(method.of_clients("sharpness"), default=None)
         ),
     }
-    return [method_table("sharpness", "Sharpness", methods, columns, note)]
+    return [figures.method_table("sharpness", "Sharpness", methods, columns, note)]
 
 
 @diagnostic("flatness", summary, show, cheap=True)

@@ -14,22 +14,12 @@ from flatfed.core import random
 from flatfed.core.flat import Layout
 from flatfed.core.types import Count, Positive, Seed
 from flatfed.data.federation import Samples
-from flatfed.diagnostics.figures import (
-    Content,
-    Figure,
-    Measurements,
-    MethodResults,
-    Trace,
-    axes,
-    brief,
-    chart,
-    heights,
-    line,
-)
+from flatfed.diagnostics import figures
 from flatfed.diagnostics.registry import diagnostic
 from flatfed.diagnostics.subject import Subject, Tick, silent
 from flatfed.runs.statistics import finite_values
 
+KINDS = {"train": "training loss", "test": "test loss"}
 HOVER = "a %{y:.3g}, b %{x:.3g}<br>loss %{z:.4g}<extra></extra>"
 
 
@@ -83,66 +73,62 @@ def grid_summary(losses: Iterable[Iterable[Any]]) -> str:
     """The range of the training loss on a grid."""
     finite = finite_values(loss for row in losses for loss in row)
     low, high = min(finite, default=None), max(finite, default=None)
-    return f"training loss {brief(low)} … {brief(high)} on {len(finite)} points"
+    return f"training loss {figures.brief(low)} … {figures.brief(high)} on {len(finite)} points"
 
 
-def show(measured: Measurements) -> Content:
+def show(measured: figures.Measurements) -> figures.Content:
     """For each method the training loss in 3-D and the test loss as a map, and cuts through all of them.
 
     All figures of a kind have one scale. The test losses are maps because a browser has only so many 3-D
     pictures at a time.
     """
     methods = measured["surface"]
-    scales = {kind: _scale(methods, kind) for kind in ("train", "test")}
-    figures = []
-    for method in methods:
-        for kind, draw in (("train", _surface), ("test", _map)):
-            # A surface along one direction is only in the cut.
-            if len(method.first["b"]) > 1 and _losses(method, kind):
-                figures.append(draw(method, *scales[kind]))
-    for kind, name in (("train", "training loss"), ("test", "test loss")):
+    content = []
+    for kind, name in KINDS.items():
+        scale = _scale(methods, kind)
+        # A surface along one direction is only in the cut.
+        drawn = [method for method in methods if len(method.first["b"]) > 1 and _losses(method, kind)]
+        content += [_picture(method, kind, *scale) for method in drawn]
         cuts = [_cut(method, kind) for method in methods if _losses(method, kind)]
         title = f"{name.capitalize()} along the first direction"
         note = "The model moved by a times a random direction, the same for all methods under one seed."
-        figures.append(
-            chart(f"surface-cut-{kind}", title, cuts, "a", name, note, titled=False, decades=math.inf)
+        content.append(
+            figures.chart(f"surface-cut-{kind}", title, cuts, "a", name, note, titled=False, decades=math.inf)
         )
-    return figures
+    return sorted(content, key=lambda figure: math.inf if figure.method is None else figure.method)
 
 
-def _losses(method: MethodResults, kind: str) -> list[float]:
+def _losses(method: figures.MethodResults, kind: str) -> list[float]:
     return finite_values(loss for row in method.first.get(kind) or [] for loss in row)
 
 
-def _scale(methods: Sequence[MethodResults], kind: str) -> tuple[float, float]:
+def _scale(methods: Sequence[figures.MethodResults], kind: str) -> tuple[float, float]:
     """Up to the 95th percentile: a few corners may be far up, and the bottoms are to be compared."""
     losses = [loss for method in methods for loss in _losses(method, kind)] or [0.0]
     return min(losses), statistics.quantiles(losses, n=20)[-1] if len(losses) > 1 else max(losses)
 
 
-def _surface(method: MethodResults, low: float, high: float) -> Figure:
-    a, b, losses = (method.first[key] for key in ("a", "b", "train"))
-    limits = {"cmin": low, "cmax": high, "showscale": False}
-    trace = heights("surface", b, a, losses, name=method.label, hovertemplate=HOVER, **limits)
-    scene = {**axes("b", "a"), "zaxis": {"range": [low, high]}}
-    title, columns = f"{method.label}: training loss", ("b", "a", "training loss")
-    return Figure(f"surface-{method.number}", title, [trace], {"scene": scene}, "", columns, method.number)
+def _picture(method: figures.MethodResults, kind: str, low: float, high: float) -> figures.Figure:
+    a, b, losses = (method.first[key] for key in ("a", "b", kind))
+    layout: dict[str, Any] = figures.axes("b", "a")
+    if kind == "train":
+        name, shape = "surface", "surface"
+        style: dict[str, Any] = {"cmin": low, "cmax": high, "showscale": False}
+        layout = {"scene": {**layout, "zaxis": {"range": [low, high]}}}
+    else:
+        name, shape = "surface-test", "contour"
+        levels = {"coloring": "fill", "start": low, "end": high, "size": (high - low) / 15 or 1.0}
+        style = {"contours": levels, "autocontour": False}
+    trace = figures.heights(shape, b, a, losses, name=method.label, hovertemplate=HOVER, **style)
+    title, columns = f"{method.label}: {KINDS[kind]}", ("b", "a", KINDS[kind])
+    return figures.method_figure(method, name, title, [trace], layout, columns)
 
 
-def _map(method: MethodResults, low: float, high: float) -> Figure:
-    a, b, losses = (method.first[key] for key in ("a", "b", "test"))
-    levels = {"coloring": "fill", "start": low, "end": high, "size": (high - low) / 15 or 1.0}
-    limits = {"contours": levels, "autocontour": False}
-    trace = heights("contour", b, a, losses, name=method.label, hovertemplate=HOVER, **limits)
-    title, columns = f"{method.label}: test loss", ("b", "a", "test loss")
-    return Figure(f"surface-test-{method.number}", title, [trace], axes("b", "a"), "", columns, method.number)
-
-
-def _cut(method: MethodResults, kind: str) -> Trace:
+def _cut(method: figures.MethodResults, kind: str) -> figures.Trace:
     """The losses along the first direction, where b is nearest to 0."""
     b = method.first["b"]
     middle = min(range(len(b)), key=lambda index: abs(b[index]))
-    return line(method, method.first["a"], [row[middle] for row in method.first[kind]])
+    return figures.line(method, method.first["a"], [row[middle] for row in method.first[kind]])
 
 
 @diagnostic("surfaces", lambda result: grid_summary(result["train"]), show)

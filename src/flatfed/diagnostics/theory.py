@@ -44,18 +44,7 @@ from flatfed.core.algorithm import Algorithm
 from flatfed.core.sampling import batches
 from flatfed.core.settings import Training
 from flatfed.core.types import Count
-from flatfed.diagnostics.figures import (
-    Content,
-    Figure,
-    Measurements,
-    Result,
-    Table,
-    bound_line,
-    brief,
-    chart,
-    method_table,
-    significant,
-)
+from flatfed.diagnostics import figures
 from flatfed.diagnostics.hessian import products, top_eigenvalues
 from flatfed.diagnostics.registry import diagnostic
 from flatfed.diagnostics.subject import Subject, Tick, silent
@@ -172,31 +161,32 @@ def estimated_constants(
     }
 
 
-def summary(result: Result) -> str:
-    return ", ".join(f"{name} {brief(value)}" for name, value in result["constants"].items())
+def summary(result: figures.Result) -> str:
+    return ", ".join(f"{name} {figures.brief(value)}" for name, value in result["constants"].items())
 
 
-def show(measured: Measurements) -> Content:
+def show(measured: figures.Measurements) -> figures.Content:
     """The constants, and the bounds beside the discrepancies that global_stability measured."""
     methods = measured["theory"]
     constants = dict.fromkeys(name for method in methods for name in method.first["constants"])
     columns = {
-        name: lambda method, name=name: significant(finite(method.first["constants"].get(name)))
+        name: lambda method, name=name: figures.significant(finite(method.first["constants"].get(name)))
         for name in constants
     }
-    content: list[Figure | Table] = [method_table("constants", "Measured constants", methods, columns)]
+    table = figures.method_table("constants", "Measured constants", methods, columns)
+    content: list[figures.Figure | figures.Table] = [table]
     names = dict.fromkeys(name for method in methods for name in method.first["bounds"])
     for index, name in enumerate(names):
         bounds = [(method, method.first["bounds"].get(name)) for method in methods]
-        lines = [bound_line(method, bound["x"], bound["y"]) for method, bound in bounds if bound]
+        lines = [figures.bound_line(method, bound["x"], bound["y"]) for method, bound in bounds if bound]
         note = "Dotted: the bound."
         discrepancies = measured.get("global_stability", []) if name == "stability" else []
         if discrepancies:
             lines += [method.mean_line("rounds", "discrepancy") for method in discrepancies]
             note += " Full: measured, with one client replaced."
-        title = name.replace("_", " ").capitalize()
+        file, title = f"theory-{index}", name.replace("_", " ").capitalize()
         content.append(
-            chart(f"theory-{index}", title, lines, "rounds", name, note, titled=False, decades=math.inf)
+            figures.chart(file, title, lines, "rounds", name, note, titled=False, decades=math.inf)
         )
     return content
 

@@ -28,6 +28,7 @@ from flatfed.diagnostics.figures import (
     box_chart,
     cell,
     chart,
+    heights,
     line,
     log_axis,
     method_table,
@@ -190,33 +191,38 @@ def other_curves(comparison: Comparison) -> Section:
 
 
 def _over_rounds(comparison: Comparison, key: str) -> Figure:
-    curves = [(method, method.curve(key)) for method in comparison.methods]
-    lines = [(method, curve.rounds, curve) for method, curve in curves]
-    return _curve_figure(key, f"{key}-rounds", _title(key), "rounds", lines)
+    return _curve_figure(
+        comparison, key, f"{key}-rounds", _title(key), "rounds", lambda curve, _: curve.rounds
+    )
 
 
 def _over_cost(
     comparison: Comparison, key: str, name: str, unit: str, costs: Sequence[str], scale: float
 ) -> Figure:
-    lines = []
-    for method in comparison.methods:
-        curve, spent = method.curve(key), method.running_total(*costs).means
-        lines.append((method, [spent[number] / scale for number in curve.rounds], curve))
-    return _curve_figure(key, f"{key}-{name}", f"{_title(key)} against {name}", unit, lines)
+    def spent(curve: Curve, method: Method) -> list[float]:
+        totals = method.running_total(*costs).means
+        return [totals[number] / scale for number in curve.rounds]
+
+    return _curve_figure(comparison, key, f"{key}-{name}", f"{_title(key)} against {name}", unit, spent)
 
 
 def _curve_figure(
-    key: str, name: str, title: str, unit: str, lines: Iterable[tuple[Method, Sequence[float], Curve]]
+    comparison: Comparison,
+    key: str,
+    name: str,
+    title: str,
+    unit: str,
+    x: Callable[[Curve, Method], Sequence[float]],
 ) -> Figure:
     """Curves of one quantity against rounds or costs, accuracies in percent."""
     is_accuracy = key.endswith("accuracy")
     scale, label = (100.0, f"{_title(key).lower()} (%)") if is_accuracy else (1.0, _title(key).lower())
     traces = []
-    for method, x, curve in lines:
+    for method in comparison.methods:
+        curve = method.curve(key)
         deviation = [scale * value for value in curve.deviation] if curve.deviation else None
         if curve.rounds:
-            y = [scale * value for value in curve.mean]
-            traces.append(line(method, x, y, deviation))
+            traces.append(line(method, x(curve, method), [scale * value for value in curve.mean], deviation))
     layout = axes(unit, "")
     if key.endswith("loss"):
         layout = log_axis(layout, traces)
@@ -386,19 +392,18 @@ def split_of(run: RunRecord) -> tuple[Indices, int]:
 def split(counts: Indices, seed: Any) -> Section:
     """Which client holds how many samples of which class."""
     values, clients, classes = binned(counts, 250, 100)
-    heatmap = {
-        "type": "heatmap",
-        "name": "samples",
-        "x": clients.tolist(),
-        "y": classes.tolist(),
-        "z": [rounded(row) for row in np.sqrt(values).T.tolist()],
-        "text": [rounded(row) for row in values.T.tolist()],
-        "hovertemplate": "client %{x}, class %{y}: %{text}<extra></extra>",
-        "xgap": 1 if len(clients) <= 120 else 0,
-        "ygap": 1,
-        "showscale": False,
-        "meta": {"ramp": True},
-    }
+    heatmap = heights(
+        "heatmap",
+        clients.tolist(),
+        classes.tolist(),
+        np.sqrt(values).T.tolist(),
+        name="samples",
+        text=[rounded(row) for row in values.T.tolist()],
+        hovertemplate="client %{x}, class %{y}: %{text}<extra></extra>",
+        xgap=1 if len(clients) <= 120 else 0,
+        ygap=1,
+        showscale=False,
+    )
     sizes = counts.sum(axis=1)
     held = np.count_nonzero(counts, axis=1)
     binning = "" if len(clients) == len(counts) else " Columns are means over neighbouring clients."
