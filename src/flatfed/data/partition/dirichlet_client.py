@@ -24,17 +24,17 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import NDArray
-from pydantic.dataclasses import dataclass
 
 from flatfed.data.partition.base import (
-    STRICT,
+    Assignment,
+    Classes,
     Concentration,
     Indices,
     Partition,
-    collect,
     even_sizes,
-    read_classes,
+    register,
 )
 
 # Drawing again would take 10^12 attempts. Far smaller masses are not to be trusted either: they come from
@@ -45,22 +45,21 @@ NEGLIGIBLE_MASS = 1e-12
 SLOTS_AT_ONCE = 1 << 16
 
 
-@dataclass(frozen=True, config=STRICT)
+@register("dirichlet_client")
 class DirichletClient(Partition):
     """Equal clients with Dirichlet class proportions, every sample used once."""
 
     concentration: Concentration
 
-    def split(self, labels: NDArray[Any], clients: int, generator: np.random.Generator) -> list[Indices]:
-        classes = read_classes(labels, clients)
+    def assign(self, classes: Classes, clients: int, generator: Generator) -> Assignment:
         priors = generator.dirichlet(np.full(classes.count, self.concentration), size=clients)
         owners = generator.permutation(np.repeat(np.arange(clients), even_sizes(classes.samples, clients)))
         chosen = fill(priors, owners, classes.counts, generator)
-        return collect(classes.shuffled(generator), owners[np.argsort(chosen, kind="stable")], clients)
+        return classes.shuffled(generator), owners[np.argsort(chosen, kind="stable")]
 
 
 def fill(
-    priors: NDArray[np.float64], owners: Indices, room: Indices, generator: np.random.Generator
+    priors: NDArray[np.float64], owners: Indices, room: Indices, generator: Generator
 ) -> NDArray[np.integer[Any]]:
     """Choose a class for each slot in turn, never more of a class than there is room for.
 
@@ -78,11 +77,11 @@ def fill(
         settled, stop = start, min(start + SLOTS_AT_ONCE, len(owners))
         waiting = np.arange(start, stop)
         while True:
-            asking, row = np.unique(owners[waiting], return_inverse=True)
-            weights = priors[asking] * is_open
-            hopeless = weights.sum(axis=1) < NEGLIGIBLE_MASS
-            weights[hopeless] = room / room.sum()
-            priors[asking[hopeless]] = weights[hopeless]
+            drawing, row = np.unique(owners[waiting], return_inverse=True)
+            weights = priors[drawing] * is_open
+            exhausted = weights.sum(axis=1) < NEGLIGIBLE_MASS
+            weights[exhausted] = room / room.sum()
+            priors[drawing[exhausted]] = weights[exhausted]
             chosen[waiting] = _draw(weights, row, generator)
 
             pending = chosen[settled:stop]
@@ -102,14 +101,12 @@ def fill(
     return chosen
 
 
-def _draw(weights: NDArray[np.float64], rows: Indices, generator: np.random.Generator) -> Indices:
+def _draw(weights: NDArray[np.float64], rows: Indices, generator: Generator) -> Indices:
     """Draw one column for each entry of `rows`, in proportion to that row of `weights`."""
-    columns: int = weights.shape[1]
     cumulative = np.cumsum(weights, axis=1)
     cumulative /= cumulative[:, -1:]
     # Row r occupies the interval [r, r + 1), so one search serves all rows.
     ladder = (cumulative + np.arange(len(weights))[:, None]).ravel()
     # The sum can round up to r + 1, which belongs to the next row.
     position = np.minimum(rows + generator.random(len(rows)), np.nextafter(rows + 1.0, 0.0))
-    drawn: Indices = np.searchsorted(ladder, position, side="right") - rows * columns
-    return drawn
+    return np.searchsorted(ladder, position, side="right") - rows * weights.shape[1]
