@@ -9,8 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatfed.core.errors import FlatfedError
+from flatfed.models.base import register
 
 
+@register
 def char_lstm(
     input_shape: Sequence[int],
     classes: int,

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from flatfed.models.convolutional import flat_size, image_shape
+from flatfed.models.base import image_shape, register, with_classifier
 
+# Channels of the 3×3 convolutions, in multiples of the width; each stage ends with a max-pooling.
 _STAGES = ((1,), (2,), (4, 4), (8, 8), (8, 8))
-"""Channels of the 3×3 convolutions, in multiples of the width; each stage ends with a max-pooling."""
 
 
+@register
 def vgg11(input_shape: Sequence[int], classes: int, hidden: int | None = None, width: int = 64) -> nn.Module:
     """VGG-11 without normalisation and with one hidden layer, as in the FedSWA and FedNSAM papers.
 
@@ -19,18 +20,10 @@ def vgg11(input_shape: Sequence[int], classes: int, hidden: int | None = None, w
     units). `hidden` is 100 for up to ten classes and 256 for more, unless given.
     """
     before, *_ = image_shape(input_shape)
-    layers: list[nn.Module] = []
+    features: list[nn.Module] = []
     for stage in _STAGES:
         for multiple in stage:
-            layers += [nn.Conv2d(before, multiple * width, 3, padding=1), nn.ReLU()]
+            features += [nn.Conv2d(before, multiple * width, 3, padding=1), nn.ReLU()]
             before = multiple * width
-        layers.append(nn.MaxPool2d(2))
-    features = nn.Sequential(*layers)
-    hidden = hidden or (100 if classes <= 10 else 256)
-    return nn.Sequential(
-        *features,
-        nn.Flatten(),
-        nn.Linear(flat_size(features, input_shape), hidden),
-        nn.ReLU(),
-        nn.Linear(hidden, classes),
-    )
+        features.append(nn.MaxPool2d(2))
+    return with_classifier(features, input_shape, (hidden or (100 if classes <= 10 else 256),), classes)
