@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from flatfed.core.errors import FlatfedError, did_you_mean
-from flatfed.data.datasets.arrays import Array, from_arrays
-from flatfed.data.datasets.base import TrainTest
+from flatfed.data.datasets.arrays import from_arrays
+from flatfed.data.datasets.base import Array, Labelled, TrainTest
 from flatfed.data.transform import Augmentation
 
 
@@ -34,23 +34,21 @@ def from_huggingface(
     `group_column` names the natural client of each sample, a writer or a user.
     """
     parts = []
-    groups: list[Array | None] = []
     for split in (train, test):
         try:
             rows = dataset_dict[split]
         except KeyError:
             hint = did_you_mean(split, dataset_dict)
             raise FlatfedError(f"dataset_dict: no split {split!r}; {hint}") from None
-        inputs = _inputs(split, input_column, _column(rows, split, input_column))
-        parts.append((inputs, _array(split, target_column, _column(rows, split, target_column))))
-        groups.append(
-            None if group_column is None else _array(split, group_column, _column(rows, split, group_column))
-        )
+        inputs = _inputs(rows, split, input_column)
+        targets = _array(split, target_column, _column(rows, split, target_column))
+        groups = None
+        if group_column is not None:
+            groups = _array(split, group_column, _column(rows, split, group_column))
+        parts.append(Labelled(inputs, targets, groups))
     feature = (getattr(dataset_dict[train], "features", None) or {}).get(target_column)
     classes = getattr(feature, "num_classes", None)
-    return from_arrays(
-        name, name, parts[0], parts[1], classes, (groups[0], groups[1]), augmentation, mean, std
-    )
+    return from_arrays(name, name, parts[0], parts[1], classes, augmentation, mean, std)
 
 
 def _column(rows: Any, split: str, column: str) -> list[Any]:
@@ -62,7 +60,8 @@ def _column(rows: Any, split: str, column: str) -> list[Any]:
         raise FlatfedError(f"{split}.{column}: no such column; {hint}") from None
 
 
-def _inputs(split: str, column: str, values: list[Any]) -> Array:
+def _inputs(rows: Any, split: str, column: str) -> Array:
+    values = _column(rows, split, column)
     if values and hasattr(values[0], "convert") and hasattr(values[0], "mode"):
         # Pillow images; one colour image among grey ones makes all of them colour.
         mode = "L" if all(image.mode in {"1", "L"} for image in values) else "RGB"
@@ -73,9 +72,9 @@ def _inputs(split: str, column: str, values: list[Any]) -> Array:
 
 def _array(split: str, column: str, values: list[Any]) -> Array:
     try:
-        made = np.asarray(values)
+        array = np.asarray(values)
     except (ValueError, TypeError):
         raise FlatfedError(f"{split}.{column}: its values differ in shape; make them alike") from None
-    if made.dtype == object:
+    if array.dtype == object:
         raise FlatfedError(f"{split}.{column}: its values are not numbers; turn them into numbers first")
-    return made
+    return array

@@ -7,17 +7,20 @@ the training images.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
 from flatfed.core.errors import FlatfedError
-from flatfed.data.datasets.base import Folder, Labelled, TrainTest, image_set, root_folder
-from flatfed.data.datasets.pictures import class_folders, picture_paths, read_pictures
+from flatfed.data.datasets.base import TrainTest, image_set
+from flatfed.data.datasets.catalog import DatasetInfo, Folder, register, root_folder
+from flatfed.data.datasets.pictures import class_folders, read_class_folders
 from flatfed.data.transform import Augmentation
 
 
+@register(
+    DatasetInfo(
+        "image_folder", "images in train/CLASS/ and test/CLASS/", origin="your own images: folder = …"
+    )
+)
 def load_image_folder(
     folder: Folder = None,
     augmentation: Augmentation = "none",
@@ -34,23 +37,7 @@ def load_image_folder(
     names = [path.name for path in class_folders(root / "train")]
     if not names:
         raise FlatfedError(f"{root / 'train'}: no class folders; put the images into train/CLASS/")
-    train = read_classes(root / "train", names, channels)
-    test = read_classes(root / "test", names, channels, (train[0].shape[2], train[0].shape[3]))
+    train = read_class_folders(root / "train", names, channels)
+    _, _, height, width = train.inputs.shape
+    test = read_class_folders(root / "test", names, channels, (height, width))
     return image_set("image_folder", train, test, len(names), mean, std, augmentation)
-
-
-def read_classes(
-    folder: Path, names: Sequence[str], channels: int = 3, size: tuple[int, int] | None = None
-) -> Labelled:
-    """The images in `folder/NAME/*`, labelled by the position of NAME."""
-    paths: list[Path] = []
-    labels: list[int] = []
-    for path in class_folders(folder):
-        if path.name not in names:
-            raise FlatfedError(f"{path}: not a known class; remove it or add training images of that class")
-        found = picture_paths(path)
-        paths += found
-        labels += [names.index(path.name)] * len(found)
-    if not paths:
-        raise FlatfedError(f"{folder}: no images; put them into {folder}/CLASS/")
-    return read_pictures(paths, channels, size), np.array(labels)

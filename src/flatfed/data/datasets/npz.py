@@ -1,7 +1,7 @@
 """A data set of one's own in a numpy archive.
 
 The .npz file holds `train_inputs`, `train_targets`, `test_inputs`, `test_targets` and, if clients are given
-by the data, `train_groups` (and `test_groups`): one whole number or text a sample. uint8 inputs are images
+by the data, `train_groups` (and `test_groups`): one whole number or text per sample. uint8 inputs are images
 [n, C, H, W] or [n, H, W]; they are normalised by the mean and deviation of the training images unless `mean`
 and `std` are given. Floats are used as float32 and other whole numbers as int64, as they are.
 """
@@ -16,13 +16,15 @@ from pathlib import Path
 import numpy as np
 
 from flatfed.core.errors import FlatfedError
-from flatfed.data.datasets.arrays import Array, from_arrays
-from flatfed.data.datasets.base import Folder, TrainTest, brief
+from flatfed.data.datasets.arrays import from_arrays
+from flatfed.data.datasets.base import Array, Labelled, TrainTest
+from flatfed.data.datasets.catalog import DatasetInfo, Folder, brief, register
 from flatfed.data.transform import Augmentation
 
 ARRAYS = ("train_inputs", "train_targets", "test_inputs", "test_targets")
 
 
+@register(DatasetInfo("npz", f"a numpy archive with {', '.join(ARRAYS)}", origin="your own arrays: file = …"))
 def load_npz(
     file: Path | str = "data.npz",
     folder: Folder = None,
@@ -37,17 +39,11 @@ def load_npz(
     for name in ARRAYS:
         if name not in arrays:
             raise FlatfedError(f"{path}: no array {name}; save {', '.join(ARRAYS)}")
-    return from_arrays(
-        path.stem,
-        str(path),
-        (arrays["train_inputs"], arrays["train_targets"]),
-        (arrays["test_inputs"], arrays["test_targets"]),
-        classes,
-        (arrays.get("train_groups"), arrays.get("test_groups")),
-        augmentation,
-        mean,
-        std,
+    train, test = (
+        Labelled(arrays[f"{part}_inputs"], arrays[f"{part}_targets"], arrays.get(f"{part}_groups"))
+        for part in ("train", "test")
     )
+    return from_arrays(path.stem, str(path), train, test, classes, augmentation, mean, std)
 
 
 def _read(path: Path) -> dict[str, Array]:
