@@ -211,9 +211,8 @@ DATASETS_CINIC = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog"
 
 
 @pytest.mark.parametrize("version", ["binary", "python"])
-def test_a_wrong_checksum_names_the_file(version, tmp_path, monkeypatch):
-    few = replace(cifar.CIFAR10, images=dict.fromkeys(cifar.CIFAR10.images, 3))
-    monkeypatch.setattr(cifar, "CIFAR10", few)
+def test_a_wrong_checksum_names_the_file(version, tmp_path):
+    small = replace(cifar.CIFAR10, images=dict.fromkeys(cifar.CIFAR10.images, 3))
     if version == "binary":
         fake.write_cifar10(tmp_path)
         path = tmp_path / "cifar-10-batches-bin" / "data_batch_1.bin"
@@ -221,10 +220,10 @@ def test_a_wrong_checksum_names_the_file(version, tmp_path, monkeypatch):
         fake.write_cifar10_python(tmp_path)
         path = tmp_path / "cifar-10-batches-py" / "data_batch_1"
     with refused(path, "wrong checksum", "flatfed data get cifar10 --force"):
-        DATASETS["cifar10"](folder=tmp_path)
+        small.load(folder=tmp_path)
 
 
-def test_published_checksums_are_compared_with_the_content(tmp_path, monkeypatch):
+def test_published_checksums_are_compared_with_the_content(tmp_path):
     """With the checksums of the fake files in place of the published ones, verifying accepts them."""
     written = fake.write_cifar100(tmp_path)
     import hashlib
@@ -234,15 +233,14 @@ def test_published_checksums_are_compared_with_the_content(tmp_path, monkeypatch
         + hashlib.sha1((tmp_path / "cifar-100-binary" / f"{part}.bin").read_bytes()).hexdigest()
         for part in ("train", "test")
     }
-    few = replace(cifar.CIFAR100, checksums=sums, images={"train": 5, "test": 3})
-    monkeypatch.setattr(cifar, "CIFAR100", few)
-    assert_holds(DATASETS["cifar100"](folder=tmp_path), written, 100)
+    small = replace(cifar.CIFAR100, checksums=sums, images={"train": 5, "test": 3})
+    assert_holds(small.load(folder=tmp_path), written, 100)
     path = tmp_path / "cifar-100-binary" / "test.bin"
     content = bytearray(path.read_bytes())
     content[1000] ^= 1
     path.write_bytes(bytes(content))
     with refused(path, "wrong checksum, sha1"):
-        DATASETS["cifar100"](folder=tmp_path)
+        small.load(folder=tmp_path)
 
 
 def test_a_truncated_binary_batch_is_refused(tmp_path):
@@ -984,11 +982,11 @@ def test_loaders_look_in_the_data_folder_by_default(monkeypatch, tmp_path):
 
 
 def test_the_systems_own_copy_is_used_only_when_no_folder_is_given(monkeypatch, tmp_path):
-    from flatfed.data.datasets import fashion_mnist
+    from flatfed.data.datasets import mnist
 
     written = fake.write_mnist(tmp_path / "system", packed=True)
-    info = replace(fashion_mnist.FASHION_MNIST, system_folders=(str(tmp_path / "system"),))
-    monkeypatch.setattr(fashion_mnist, "FASHION_MNIST", info)
+    info = replace(mnist.FASHION_MNIST, system_folders=(str(tmp_path / "system"),))
+    monkeypatch.setattr(mnist, "FASHION_MNIST", info)
     monkeypatch.setenv("FLATFED_DATA", str(tmp_path / "empty"))
     assert_holds(DATASETS["fashion_mnist"](verify=False), written, 10)
     with refused("fashion_mnist: no "):

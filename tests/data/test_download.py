@@ -19,7 +19,7 @@ from data import fake
 from data.fake import assert_holds, refused
 from flatfed.cli.data import data_app
 from flatfed.core.errors import FlatfedError
-from flatfed.data.datasets import CATALOG, DATASETS, Download
+from flatfed.data.datasets.catalog import CATALOG, DATASETS, Download
 from flatfed.data.download import get, unpack
 
 

@@ -13,8 +13,7 @@ from pydantic import ValidationError
 from flatfed.data.partition import PARTITIONS, Natural, class_counts, summary
 from flatfed.data.partition.base import apportion, even_sizes
 from flatfed.data.partition.dirichlet_class import DirichletClass, _cut, _top_up
-from flatfed.data.partition.dirichlet_client import DirichletClient, fill
-from flatfed.data.partition.dirichlet_client_refill import DirichletClientRefill
+from flatfed.data.partition.dirichlet_client import DirichletClient, DirichletClientRefill, fill
 from flatfed.data.partition.iid import Iid
 from flatfed.data.partition.pathological import PathologicalBalanced, PathologicalIndependent
 from flatfed.data.partition.quantity_skew import QuantitySkew

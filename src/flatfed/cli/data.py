@@ -16,7 +16,6 @@ from rich.progress import (
     DownloadColumn,
     Progress,
     TaskID,
-    TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
@@ -25,8 +24,7 @@ from rich.table import Table
 from flatfed.cli.terminal import app, command_of, console
 from flatfed.core.errors import FlatfedError, did_you_mean
 from flatfed.data import download
-from flatfed.data.datasets import CATALOG, DATASETS, DatasetInfo, TrainTest
-from flatfed.data.datasets.catalog import root_folder
+from flatfed.data.datasets.catalog import CATALOG, DATASETS, DatasetInfo, root_folder
 
 data_app = typer.Typer(
     help="List, fetch and check data sets.", no_args_is_help=True, pretty_exceptions_enable=False
@@ -116,25 +114,19 @@ def _check(info: DatasetInfo, folder: Path | None) -> None:
         data = DATASETS[info.name](folder=folder, **options)
         seconds = time.perf_counter() - start
         label = " ".join([info.name, *map(str, options.values())])
+        clients = f", {len(data.group_names):,} natural clients" if data.group_names else ""
         console.print(
-            f"{label}: {_counts(data)}, in {escape(str(located))} ({seconds:.1f} s)",
+            f"{label}: {len(data.train_targets):,} training and {len(data.test_targets):,} test samples, "
+            f"{data.classes} classes{clients}, in {escape(str(located))} ({seconds:.1f} s)",
             highlight=False,
             soft_wrap=True,
         )
 
 
-def _counts(data: TrainTest) -> str:
-    clients = f", {len(data.group_names):,} natural clients" if data.group_names else ""
-    return (
-        f"{len(data.train_targets):,} training and {len(data.test_targets):,} test samples, "
-        f"{data.classes} classes{clients}"
-    )
-
-
 @contextmanager
 def _progress() -> Iterator[download.ReportProgress]:
     columns = (
-        TextColumn("{task.description}"),
+        "{task.description}",
         BarColumn(),
         DownloadColumn(),
         TransferSpeedColumn(),

@@ -41,11 +41,7 @@ TIMEOUT = 30  # seconds without an answer
 ReportProgress = Callable[[str, int, int | None], None]  # the step, bytes so far, bytes in all if known
 
 
-def _no_report(step: str, done: int, total: int | None) -> None:
-    pass
-
-
-def get(name: str, folder: Folder = None, report: ReportProgress = _no_report) -> Path:
+def get(name: str, folder: Folder = None, report: ReportProgress = lambda *_: None) -> Path:
     """Fetch a data set into the data folder and return the folder of its files.
 
     A published file that already lies in the data folder is used instead of a download.

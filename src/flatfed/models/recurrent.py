@@ -54,8 +54,7 @@ def lstm_states(lstm: nn.LSTM, inputs: Tensor) -> Tensor:
     which the matrix path is made of, the same equations run step by step instead.
     """
     if torch._C._functorch.maybe_current_level() is None:
-        states: Tensor = lstm(inputs)[0]
-        return states
+        return lstm(inputs)[0]
     for layer in range(lstm.num_layers):
         inputs = _layer_states(
             inputs,

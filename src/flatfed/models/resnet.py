@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
@@ -13,6 +14,7 @@ from flatfed.models.base import image_shape, register
 
 Stem = Literal["cifar", "imagenet"]
 Norm = Literal["group", "batch"]
+_group_norm = functools.partial(nn.GroupNorm, 2)
 
 
 @register
@@ -76,7 +78,3 @@ class ResidualBlock(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         return F.relu(self.residual(inputs) + self.shortcut(inputs))
-
-
-def _group_norm(channels: int) -> nn.Module:
-    return nn.GroupNorm(2, channels)

@@ -73,8 +73,7 @@ class ImageClassifier(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         if tuple(inputs.shape[-2:]) != self.sides:
             inputs = F.interpolate(inputs, size=self.sides, mode="bilinear", antialias=True)
-        logits: Tensor = self.network(pixel_values=inputs).logits
-        return logits
+        return self.network(pixel_values=inputs).logits
 
 
 def _classifier(
@@ -105,8 +104,7 @@ def _classifier(
         else:
             with _quiet(transformers):
                 pretrained = str(Path(pretrained).expanduser())
-                config = _stored_config(transformers, pretrained, kind, shape, given)
-                network = _stored_network(transformers, pretrained, config)
+                config, network = _stored(transformers, pretrained, kind, shape, given)
     except FlatfedError:
         raise
     except Exception as error:  # What transformers raises for a bad field is not documented.
@@ -118,10 +116,13 @@ def _classifier(
     return ImageClassifier(network, (height, width))
 
 
-def _stored_config(
+def _stored(
     transformers: Any, folder: str, kind: str, shape: Mapping[str, Any], given: Mapping[str, Any]
-) -> Any:
-    """The folder's config with the given fields, once it is known to be of this very model."""
+) -> tuple[Any, nn.Module]:
+    """The folder's config with the given fields, and its weights, the last layer new if need be.
+
+    The config of another model, and any other weight that is missing, is an error.
+    """
     if not (Path(folder) / "config.json").is_file():
         raise FlatfedError(
             f"pretrained = {folder!r}: not a folder with config.json; download the model and give its folder"
@@ -135,11 +136,7 @@ def _stored_config(
                 f"pretrained = {folder!r}: its {name} is {stored_value}, not {value}; give the folder of "
                 "this model for such inputs"
             )
-    return transformers.AutoConfig.from_pretrained(folder, local_files_only=True, **given)
-
-
-def _stored_network(transformers: Any, folder: str, config: Any) -> nn.Module:
-    """The stored weights, the last layer new if need be; anything else that is missing is an error."""
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, **given)
     network, loading = transformers.AutoModelForImageClassification.from_pretrained(
         folder,
         config=config,
@@ -157,8 +154,7 @@ def _stored_network(transformers: Any, folder: str, config: Any) -> nn.Module:
             f"pretrained = {folder!r}: {len(absent)} weights are missing or of another shape, for instance "
             f"{absent[0]}; give the folder of this model and leave its shape in config alone"
         )
-    assert isinstance(network, nn.Module)
-    return network
+    return config, network
 
 
 @contextmanager

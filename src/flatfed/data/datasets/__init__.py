@@ -8,21 +8,11 @@ import importlib
 import pkgutil
 
 from flatfed.data.datasets.base import TrainTest
-from flatfed.data.datasets.catalog import CATALOG, DATASETS, DatasetInfo, Download, data_folder, register
+from flatfed.data.datasets.catalog import CATALOG, DATASETS, data_folder
 from flatfed.data.datasets.digits import load_digits_tensors
 from flatfed.data.datasets.huggingface import from_huggingface
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
-__all__ = [
-    "CATALOG",
-    "DATASETS",
-    "DatasetInfo",
-    "Download",
-    "TrainTest",
-    "data_folder",
-    "from_huggingface",
-    "load_digits_tensors",
-    "register",
-]
+__all__ = ["CATALOG", "DATASETS", "TrainTest", "data_folder", "from_huggingface", "load_digits_tensors"]

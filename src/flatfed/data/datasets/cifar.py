@@ -1,22 +1,26 @@
 """CIFAR-10 and CIFAR-100: 60,000 colour images of 32×32 pixels, from the binary or the Python version.
 
 The targets of CIFAR-100 are its 100 fine classes.
+
+The Python version is pickled, and pickles can run programs. So nothing that a pickle names is looked up or
+called: stand-ins take the place of the few names that an array of bytes needs, and all others are refused.
 """
 
 from __future__ import annotations
 
+import io
+import pickle
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from flatfed.core.errors import check_choice
-from flatfed.data.datasets.base import Labelled, TrainTest, image_set
+from flatfed.data.datasets.base import Bytes, Labelled, TrainTest, image_set
 from flatfed.data.datasets.catalog import DatasetInfo, Download, Folder, register
-from flatfed.data.datasets.pickles import UnsafePickleError, load_pickle
 from flatfed.data.transform import Augmentation
 
 Normalisation = Literal["feddyn", "fedswa"]
@@ -40,8 +44,13 @@ class CifarFormat:
     normalisations: Mapping[str, Constants]
 
     def load(
-        self, folder: Folder, augmentation: Augmentation, normalisation: Normalisation, verify: bool
+        self,
+        folder: Folder = None,
+        augmentation: Augmentation = "none",
+        normalisation: Normalisation = "feddyn",
+        verify: bool = True,
     ) -> TrainTest:
+        """Load the data set as uint8 [samples, 3, 32, 32]."""
         check_choice("normalisation", normalisation, self.normalisations)
         located = self.info.find(folder)
         binary = (located / f"{next(iter(self.images))}.bin").is_file()
@@ -72,9 +81,9 @@ class CifarFormat:
     def _read_pickled(self, path: Path, images: int, verify: bool) -> Labelled:
         content = self.info.read(path, self.checksums.get(path.name) if verify else None)
         try:
-            batch = load_pickle(content)
+            batch = _load_pickle(content)
             data, labels = batch["data"], np.asarray(batch[self.label_key])
-        except UnsafePickleError as error:
+        except _UnsafePickleError as error:
             raise self.info.damaged(path, f"its pickle asks for {error}, which no image file needs") from None
         except KeyError as error:
             raise self.info.damaged(path, f"has no entry {error}") from None
@@ -92,6 +101,64 @@ class CifarFormat:
 def _images(parts: list[Labelled]) -> Labelled:
     joined = Labelled.joined(parts)
     return joined._replace(inputs=joined.inputs.reshape(-1, 3, 32, 32))
+
+
+class _UnsafePickleError(Exception):
+    """A pickle names something other than arrays of bytes."""
+
+
+def _load_pickle(content: bytes) -> dict[object, Any]:
+    """A pickled dictionary, its keys as text; bytes that are no pickle can raise anything."""
+    values = _ArraysOnly(io.BytesIO(content), encoding="bytes").load()
+    return {_text(key): value.values if isinstance(value, _Array) else value for key, value in values.items()}
+
+
+def _text(key: object) -> object:
+    return key.decode("latin-1") if isinstance(key, bytes) else key
+
+
+class _Type:
+    """Stands in for numpy's dtype; bytes need none of its further state."""
+
+    def __init__(self, code: object, *flags: object) -> None:
+        if _text(code) not in {"u1", "|u1"}:
+            raise _UnsafePickleError(f"an array of {_text(code)!r}")
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+
+class _Array:
+    """Stands in for numpy's arrays, whose own unpickling trusts the file with sizes and types."""
+
+    values: Bytes
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, _, columns_first, content = state
+        self.values = np.frombuffer(content, np.uint8).reshape(shape, order="F" if columns_first else "C")
+
+
+def _encode(text: str, encoding: str) -> bytes:
+    """How Python 3 writes bytes into old pickle protocols."""
+    if encoding not in {"latin1", "latin-1"}:
+        raise _UnsafePickleError(f"the codec {encoding}")
+    return text.encode("latin-1")
+
+
+class _ArraysOnly(pickle.Unpickler):
+    _stand_ins: Mapping[tuple[str, str], Any] = {
+        ("numpy", "ndarray"): None,
+        ("numpy", "dtype"): _Type,
+        ("numpy.core.multiarray", "_reconstruct"): lambda kind, shape, code: _Array(),
+        ("numpy._core.multiarray", "_reconstruct"): lambda kind, shape, code: _Array(),
+        ("_codecs", "encode"): _encode,
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return self._stand_ins[module, name]
+        except KeyError:
+            raise _UnsafePickleError(f"{module}.{name}") from None
 
 
 def _download(file: str, checksum: str, size: int) -> tuple[Download]:
@@ -148,24 +215,5 @@ CIFAR100 = CifarFormat(
     normalisations={"feddyn": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)), "fedswa": FEDSWA},
 )
 
-
-@register(CIFAR10.info)
-def load_cifar10(
-    folder: Folder = None,
-    augmentation: Augmentation = "none",
-    normalisation: Normalisation = "feddyn",
-    verify: bool = True,
-) -> TrainTest:
-    """Load CIFAR-10 as uint8 [samples, 3, 32, 32]."""
-    return CIFAR10.load(folder, augmentation, normalisation, verify)
-
-
-@register(CIFAR100.info)
-def load_cifar100(
-    folder: Folder = None,
-    augmentation: Augmentation = "none",
-    normalisation: Normalisation = "feddyn",
-    verify: bool = True,
-) -> TrainTest:
-    """Load CIFAR-100 as uint8 [samples, 3, 32, 32]."""
-    return CIFAR100.load(folder, augmentation, normalisation, verify)
+register(CIFAR10.info)(CIFAR10.load)
+register(CIFAR100.info)(CIFAR100.load)

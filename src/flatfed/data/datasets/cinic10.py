@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from flatfed.data.datasets.base import Labelled, TrainTest, image_set
 from flatfed.data.datasets.catalog import DatasetInfo, Download, Folder, register
-from flatfed.data.datasets.pictures import read_class_folders
+from flatfed.data.datasets.image_folder import read_class_folders
 from flatfed.data.transform import Augmentation
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flatfed.data.datasets.base import Array, Bytes, Labelled, TrainTest, image_set
+from flatfed.data.datasets.base import Labelled, TrainTest, image_set
 from flatfed.data.datasets.catalog import DatasetInfo, Folder, register
 from flatfed.data.datasets.leaf import UserSamples, read_users
 
@@ -34,31 +34,26 @@ def load_femnist(folder: Folder = None) -> TrainTest:
 
 
 def _read(folder: Path) -> Labelled:
-    parts = [
-        Labelled(_images(writer), _labels(writer), np.repeat(writer.user, len(writer.targets)))
-        for writer in read_users(FEMNIST, folder)
-        if writer.targets
-    ]
+    parts = [_samples(writer) for writer in read_users(FEMNIST, folder) if writer.targets]
     if not parts:
         raise FEMNIST.damaged(folder, "no samples")
     return Labelled.joined(parts)
 
 
-def _images(writer: UserSamples) -> Bytes:
+def _samples(writer: UserSamples) -> Labelled:
+    path, user, inputs, targets = writer
     try:
-        scaled = np.array(writer.inputs, np.float64) * 255
+        scaled = np.array(inputs, np.float64) * 255
     except (ValueError, TypeError):
         scaled = np.empty(0)
-    if scaled.shape != (len(writer.targets), PIXELS):
-        raise FEMNIST.damaged(writer.path, f"an image of writer {writer.user!r} has not {PIXELS} numbers")
+    if scaled.shape != (len(targets), PIXELS):
+        raise FEMNIST.damaged(path, f"an image of writer {user!r} has not {PIXELS} numbers")
     pixels = np.rint(scaled)
     if not (np.abs(scaled - pixels) < 0.01).all() or pixels.min() < 0 or pixels.max() > 255:
-        raise FEMNIST.damaged(writer.path, f"a pixel of writer {writer.user!r} is not one of 0/255 … 255/255")
-    return pixels.astype(np.uint8).reshape(-1, 1, 28, 28)
-
-
-def _labels(writer: UserSamples) -> Array:
-    labels = np.asarray(writer.targets)
-    if labels.shape != (len(writer.targets),) or labels.dtype.kind not in "iu":
-        raise FEMNIST.damaged(writer.path, f"a label of writer {writer.user!r} is not a whole number")
-    return FEMNIST.checked_labels(writer.path, labels, CLASSES)
+        raise FEMNIST.damaged(path, f"a pixel of writer {user!r} is not one of 0/255 … 255/255")
+    labels = np.asarray(targets)
+    if labels.shape != (len(targets),) or labels.dtype.kind not in "iu":
+        raise FEMNIST.damaged(path, f"a label of writer {user!r} is not a whole number")
+    labels = FEMNIST.checked_labels(path, labels, CLASSES)
+    images = pixels.astype(np.uint8).reshape(-1, 1, 28, 28)
+    return Labelled(images, labels, np.repeat(user, len(targets)))

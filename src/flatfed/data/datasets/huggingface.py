@@ -40,41 +40,29 @@ def from_huggingface(
         except KeyError:
             hint = did_you_mean(split, dataset_dict)
             raise FlatfedError(f"dataset_dict: no split {split!r}; {hint}") from None
-        inputs = _inputs(rows, split, input_column)
-        targets = _array(split, target_column, _column(rows, split, target_column))
-        groups = None
-        if group_column is not None:
-            groups = _array(split, group_column, _column(rows, split, group_column))
-        parts.append(Labelled(inputs, targets, groups))
+        groups = None if group_column is None else _array(rows, split, group_column)
+        parts.append(Labelled(_array(rows, split, input_column), _array(rows, split, target_column), groups))
     feature = (getattr(dataset_dict[train], "features", None) or {}).get(target_column)
     classes = getattr(feature, "num_classes", None)
     return from_arrays(name, name, parts[0], parts[1], classes, augmentation, mean, std)
 
 
-def _column(rows: Any, split: str, column: str) -> list[Any]:
+def _array(rows: Any, split: str, column: str) -> Array:
     try:
-        return list(rows[column])
+        values = list(rows[column])
     except (KeyError, TypeError):
         names = getattr(rows, "column_names", None) or list(getattr(rows, "features", None) or rows)
         hint = did_you_mean(column, map(str, names))
         raise FlatfedError(f"{split}.{column}: no such column; {hint}") from None
-
-
-def _inputs(rows: Any, split: str, column: str) -> Array:
-    values = _column(rows, split, column)
-    if values and hasattr(values[0], "convert") and hasattr(values[0], "mode"):
+    are_pictures = bool(values) and hasattr(values[0], "convert") and hasattr(values[0], "mode")
+    if are_pictures:
         # Pillow images; one colour image among grey ones makes all of them colour.
         mode = "L" if all(image.mode in {"1", "L"} for image in values) else "RGB"
-        pixels = _array(split, column, [np.asarray(image.convert(mode)) for image in values])
-        return pixels if mode == "L" else pixels.transpose(0, 3, 1, 2)
-    return _array(split, column, values)
-
-
-def _array(split: str, column: str, values: list[Any]) -> Array:
+        values = [np.asarray(image.convert(mode)) for image in values]
     try:
         array = np.asarray(values)
     except (ValueError, TypeError):
         raise FlatfedError(f"{split}.{column}: its values differ in shape; make them alike") from None
     if array.dtype == object:
         raise FlatfedError(f"{split}.{column}: its values are not numbers; turn them into numbers first")
-    return array
+    return array.transpose(0, 3, 1, 2) if are_pictures and array.ndim == 4 else array

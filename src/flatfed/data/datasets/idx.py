@@ -5,59 +5,16 @@ from __future__ import annotations
 import gzip
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
-from flatfed.data.datasets.base import Bytes, Labelled, TrainTest, image_set
-from flatfed.data.datasets.catalog import DatasetInfo, Download, Folder
+from flatfed.data.datasets.base import Bytes, Labelled
+from flatfed.data.datasets.catalog import DatasetInfo
 
 UNSIGNED_BYTE = 8  # the only one of the format's types that these data sets use
-MNIST_FILES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
-)
-
-
-class IdxFile(NamedTuple):
-    """One of MNIST's four files, as it is published."""
-
-    checksum: str  # of the content, because Debian compresses the files anew
-    gz_checksum: str
-    gz_size: int
-
-
-def mnist_info(
-    name: str,
-    title: str,
-    folders: tuple[str, ...],
-    urls: Sequence[str],
-    files: Sequence[IdxFile],
-    system_folders: tuple[str, ...] = (),
-) -> DatasetInfo:
-    """A data set in MNIST's four files, which are found below each of the urls."""
-    downloads = tuple(
-        Download(tuple(f"{url}{file}.gz" for url in urls), facts.gz_checksum, facts.gz_size)
-        for file, facts in zip(MNIST_FILES, files, strict=True)
-    )
-    markers = (MNIST_FILES[0], f"{MNIST_FILES[0]}.gz")
-    return DatasetInfo(
-        name, title, folders=folders, markers=markers, downloads=downloads, system_folders=system_folders
-    )
-
-
-def load_mnist_files(
-    info: DatasetInfo, folder: Folder, files: Sequence[IdxFile], verify: bool, mean: float, std: float
-) -> TrainTest:
-    """Load a data set in MNIST's four files."""
-    located = info.find(folder)
-    checksums = {name: file.checksum for name, file in zip(MNIST_FILES, files, strict=True) if verify}
-    train, test = (read_labelled(info, located / part, 10, checksums=checksums) for part in ("train", "t10k"))
-    return image_set(info.name, train, test, 10, (mean,), (std,))
+NO_CHECKSUMS: Mapping[str, str] = {}
 
 
 def read_labelled(
@@ -65,13 +22,13 @@ def read_labelled(
     prefix: Path,
     classes: int,
     first_label: int = 0,
-    checksums: Mapping[str, str] | None = None,
+    checksums: Mapping[str, str] = NO_CHECKSUMS,
 ) -> Labelled:
     """Images [n, 1, 28, 28] and labels counted from 0, from two files whose paths start with `prefix`."""
     images_path = prefix.with_name(f"{prefix.name}-images-idx3-ubyte")
     labels_path = prefix.with_name(f"{prefix.name}-labels-idx1-ubyte")
-    images = _read_idx(info, images_path, 3, checksums or {})
-    labels = _read_idx(info, labels_path, 1, checksums or {})
+    images = _read_idx(info, images_path, 3, checksums)
+    labels = _read_idx(info, labels_path, 1, checksums)
     if images.shape[1:] != (28, 28):
         raise info.damaged(images_path, f"images of {list(images.shape[1:])} pixels, not [28, 28]")
     if len(images) != len(labels):

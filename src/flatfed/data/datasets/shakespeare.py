@@ -17,6 +17,7 @@ The FedSAGD setting, which is the default: of the roles with more than 2000 trai
 from __future__ import annotations
 
 import string
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -99,10 +100,10 @@ def _roles_from_plays(folder: Path, verify: bool) -> Roles:
     paths = sorted(folder.glob("*.xml"))
     if verify:
         SHAKESPEARE.check_count(folder, len(paths), PLAYS, ".xml files")
-    texts: dict[str, list[str]] = {}
+    texts = defaultdict(list)
     for path in paths:
         for role, text in speeches(path):
-            texts.setdefault(role, []).append(text)
+            texts[role].append(text)
     roles = {}
     for role, parts in texts.items():
         samples = samples_of(" ".join(parts))
@@ -139,15 +140,14 @@ def _line_text(line: ElementTree.Element) -> str:
 
 
 def _roles_from_json(folder: Path) -> Roles:
-    train, test = (_samples_by_role(folder / part) for part in ("train", "test"))
-    return {role: (train[role], test[role]) for role in train.keys() & test.keys()}
-
-
-def _samples_by_role(folder: Path) -> dict[str, Bytes]:
-    samples: dict[str, list[Bytes]] = {}
-    for role in read_users(SHAKESPEARE, folder):
-        samples.setdefault(role.user, []).append(_encoded(role))
-    return {role: np.concatenate(parts) for role, parts in samples.items()}
+    train: dict[str, list[Bytes]] = defaultdict(list)
+    test: dict[str, list[Bytes]] = defaultdict(list)
+    for part, samples in (("train", train), ("test", test)):
+        for role in read_users(SHAKESPEARE, folder / part):
+            samples[role.user].append(_encoded(role))
+    return {
+        role: (np.concatenate(train[role]), np.concatenate(test[role])) for role in train.keys() & test.keys()
+    }
 
 
 def _encoded(role: UserSamples) -> Bytes:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from flatfed.data.datasets.base import TrainTest, image_set
 from flatfed.data.datasets.catalog import DatasetInfo, Download, Folder, register
-from flatfed.data.datasets.pictures import picture_paths, read_pictures
+from flatfed.data.datasets.image_folder import picture_paths, read_pictures
 from flatfed.data.transform import Augmentation
 
 TINY_IMAGENET = DatasetInfo(
@@ -40,16 +40,12 @@ def load_tiny_imagenet(
     names = sorted(_read_text(located / "wnids.txt").split())
     if verify or not names:
         TINY_IMAGENET.check_count(located / "wnids.txt", len(names), CLASSES, "classes")
-    parts = []
-    for path, labelled, published in (
-        (located / "train", _train_paths(located / "train", names), TRAIN),
-        (located / "val", _test_paths(located / "val", names), TEST),
-    ):
-        if verify:
-            TINY_IMAGENET.check_count(path, len(labelled), published)
-        parts.append(read_pictures(labelled, size=(64, 64)))
-    train, test = parts
-    return image_set("tiny_imagenet", train, test, len(names), MEAN, STD, augmentation)
+    train, test = _train_paths(located / "train", names), _test_paths(located / "val", names)
+    if verify:
+        TINY_IMAGENET.check_count(located / "train", len(train), TRAIN)
+        TINY_IMAGENET.check_count(located / "val", len(test), TEST)
+    images, test_images = (read_pictures(labelled, size=(64, 64)) for labelled in (train, test))
+    return image_set("tiny_imagenet", images, test_images, len(names), MEAN, STD, augmentation)
 
 
 def _train_paths(folder: Path, names: list[str]) -> list[tuple[Path, int]]:

@@ -7,6 +7,7 @@ generator state gives the same split.
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -58,6 +59,8 @@ def register(name: str, *, eq: bool = True) -> Callable[[type[AnyPartition]], ty
     def add(partition: type[AnyPartition]) -> type[AnyPartition]:
         if name in PARTITIONS:
             raise ValueError(f"partition {name!r} is already registered; choose another name")
+        if inspect.isabstract(partition):
+            raise ValueError(f"partition {name!r}: it has no method assign; write one")
         checked: Any = pydantic.dataclasses.dataclass(frozen=True, eq=eq, config=config)(partition)
         PARTITIONS[name] = checked
         return checked

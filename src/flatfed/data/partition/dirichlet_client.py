@@ -1,22 +1,26 @@
-"""Label skew by a Dirichlet prior per client, without replacement.
+"""Label skew by a Dirichlet prior per client: q_i ~ Dirichlet(concentration * 1) over the classes that occur.
 
-Rule: client i draws class proportions q_i ~ Dirichlet(concentration * 1) over the classes that occur.
-Clients of equal size are then filled in random order: whoever is next draws a class from its q_i,
-draws again while that class has run out, and takes a random sample of it. This is the per-client
-prior of Hsu et al. with the fill of the FedDyn code, used for FedDyn, FedSAM and FedSAGD (FedDyn and
-FedSAGD cite Yurochkin et al., whose rule is the per-class cut of `dirichlet_class`). FedACG uses the
-same prior but weighs single samples, not classes, by it. FedDyn picks the next client uniformly among
+`dirichlet_client`, without replacement: clients of equal size are filled in random order. Whoever is next
+draws a class from its q_i, draws again while that class has run out, and takes a random sample of it. This is
+the per-client prior of Hsu et al. with the fill of the FedDyn code, used for FedDyn, FedSAM and FedSAGD
+(FedDyn and FedSAGD cite Yurochkin et al., whose rule is the per-class cut of `dirichlet_class`). FedACG uses
+the same prior but weighs single samples, not classes, by it. FedDyn picks the next client uniformly among
 those not yet full; here all slots of all clients are in uniformly random order.
+    Sizes: equal to within one sample. Duplicates: none. Unused: none.
 
-Sizes: equal to within one sample. Duplicates: none. Unused: none.
+`dirichlet_client_refill`, with class pools that are refilled: client i draws the class of each of its samples
+from q_i. A class hands out its samples in random order; when all are gone, the whole class is shuffled and
+handed out again. Clients therefore follow their priors exactly, whatever the others take. FL-Simulator,
+FedLESAM, FedSWA and FedNSAM split data this way.
+    Sizes: equal to within one sample. Duplicates: yes, between clients and, for a class handed out more than
+    once, within a client. Unused: yes, the samples of classes in low demand; a small concentration with few
+    clients can leave whole classes out, see `summary`.
 
-Redrawing takes forever when the classes that are left have next to no mass in q_i. Such a client
-draws from then on in proportion to the samples left in each class.
-
-As everything is handed out, the last slots take what remains, whatever the priors say. With few
-clients this limits the skew: over ten equal classes it stops growing below a concentration of about
-0.02 for 20 clients and 0.005 for 100, and then falls slightly. `dirichlet_client_refill` has no such
-limit.
+Without replacement, redrawing takes forever when the classes that are left have next to no mass in q_i. Such
+a client draws from then on in proportion to the samples left in each class. As everything is handed out, the
+last slots take what remains, whatever the priors say. With few clients this limits the skew: over ten equal
+classes it stops growing below a concentration of about 0.02 for 20 clients and 0.005 for 100, and then falls
+slightly. `dirichlet_client_refill` has no such limit.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ from flatfed.data.partition.base import (
     Concentration,
     Indices,
     Partition,
+    assign_with_refill,
     even_sizes,
     register,
 )
@@ -56,6 +61,18 @@ class DirichletClient(Partition):
         owners = generator.permutation(np.repeat(np.arange(clients), even_sizes(classes.samples, clients)))
         chosen = fill(priors, owners, classes.counts, generator)
         return classes.shuffled(generator), owners[np.argsort(chosen, kind="stable")]
+
+
+@register("dirichlet_client_refill")
+class DirichletClientRefill(Partition):
+    """Equal clients with Dirichlet class proportions, samples reused when a class runs out."""
+
+    concentration: Concentration
+
+    def assign(self, classes: Classes, clients: int, generator: Generator) -> Assignment:
+        priors = generator.dirichlet(np.full(classes.count, self.concentration), size=clients)
+        demand = generator.multinomial(even_sizes(classes.samples, clients), priors)
+        return assign_with_refill(demand, classes, generator)
 
 
 def fill(

@@ -44,13 +44,10 @@ class PathologicalBalanced(Partition):
             held = np.arange(clients)[:, None] % classes.count
         else:
             held = _balanced_choice(clients, classes.count, self.classes_per_client, generator)
-        pools = classes.pools(generator)
-        holds = np.zeros((clients, classes.count), bool)
-        np.put_along_axis(holds, held, True, axis=1)
         samples, owners = [], []
         sizes = np.zeros(clients, np.int64)
-        for column, pool in enumerate(pools):
-            holders = np.flatnonzero(holds[:, column])
+        for column, pool in enumerate(classes.pools(generator)):
+            holders = np.flatnonzero((held == column).any(axis=1))
             if len(holders) > len(pool):
                 raise ValueError(
                     f"classes_per_client={self.classes_per_client} with {clients} clients makes "
