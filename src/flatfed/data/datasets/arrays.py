@@ -91,7 +91,8 @@ def from_arrays(
         return image_set(name, train, test, classes, mean, std, augmentation)
     if augmentation != "none" or mean is not None or std is not None:
         raise FlatfedError(f"{source}: only uint8 images are normalised or augmented; leave out the option")
-    train, test = (part._replace(inputs=_as_numbers(part.inputs)) for part in (train, test))
+    kind = np.float32 if train.inputs.dtype.kind in "fb" else np.int64
+    train, test = (part._replace(inputs=np.ascontiguousarray(part.inputs, kind)) for part in (train, test))
     return train_test(name, train, test, classes)
 
 
@@ -125,7 +126,3 @@ def _as_images(source: str, inputs: Array) -> Bytes:
             "move the axes or store another type"
         )
     return np.ascontiguousarray(images)
-
-
-def _as_numbers(inputs: Array) -> Array:
-    return np.ascontiguousarray(inputs, np.float32 if inputs.dtype.kind in "fb" else np.int64)

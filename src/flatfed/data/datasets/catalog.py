@@ -43,6 +43,11 @@ class Download:
         return self.urls[0].rsplit("/", 1)[-1]
 
 
+def archive(url: str, checksum: str | None, size: int, *contents: str) -> tuple[Download]:
+    """The downloads of a data set that is published as one archive."""
+    return (Download((url,), checksum, size, contents),)
+
+
 @dataclass(frozen=True)
 class DatasetInfo:
     """What a data set is, and where its files are looked for and downloaded from."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from flatfed.core.errors import check_choice
 from flatfed.data.datasets.base import Bytes, Labelled, TrainTest, image_set
-from flatfed.data.datasets.catalog import DatasetInfo, Download, Folder, register
+from flatfed.data.datasets.catalog import DatasetInfo, Folder, archive, register
 from flatfed.data.transform import Augmentation
 
 Normalisation = Literal["feddyn", "fedswa"]
@@ -29,6 +29,7 @@ Constants = tuple[tuple[float, float, float], tuple[float, float, float]]  # mea
 # The FedSWA, FedNSAM and DynaFed code uses these for both data sets.
 FEDSWA: Constants = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 PIXELS = 3 * 32 * 32
+URL, CONTENTS = "https://www.cs.toronto.edu/~kriz", ("*.bin", "*.txt")
 
 
 @dataclass(frozen=True)
@@ -161,17 +162,15 @@ class _ArraysOnly(pickle.Unpickler):
             raise _UnsafePickleError(f"{module}.{name}") from None
 
 
-def _download(file: str, checksum: str, size: int) -> tuple[Download]:
-    return (Download((f"https://www.cs.toronto.edu/~kriz/{file}",), checksum, size, ("*.bin", "*.txt")),)
-
-
 CIFAR10 = CifarFormat(
     DatasetInfo(
         "cifar10",
         "colour images 32×32, 10 classes, 50,000 + 10,000",
         folders=("cifar-10-batches-bin", "cifar-10-batches-py"),
         markers=("data_batch_1.bin", "data_batch_1"),
-        downloads=_download("cifar-10-binary.tar.gz", "md5:c32a1d4ab5d03f1284b67883e8d87530", 170_052_171),
+        downloads=archive(
+            f"{URL}/cifar-10-binary.tar.gz", "md5:c32a1d4ab5d03f1284b67883e8d87530", 170_052_171, *CONTENTS
+        ),
     ),
     classes=10,
     label_bytes=1,
@@ -200,7 +199,9 @@ CIFAR100 = CifarFormat(
         "colour images 32×32, 100 classes, 50,000 + 10,000",
         folders=("cifar-100-binary", "cifar-100-python"),
         markers=("train.bin", "train"),
-        downloads=_download("cifar-100-binary.tar.gz", "md5:03b5dce01913d631647c71ecec9e9cb8", 168_513_733),
+        downloads=archive(
+            f"{URL}/cifar-100-binary.tar.gz", "md5:03b5dce01913d631647c71ecec9e9cb8", 168_513_733, *CONTENTS
+        ),
     ),
     classes=100,
     label_bytes=2,

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from flatfed.data.datasets.base import Labelled, TrainTest, image_set
-from flatfed.data.datasets.catalog import DatasetInfo, Download, Folder, register
+from flatfed.data.datasets.catalog import DatasetInfo, Folder, archive, register
 from flatfed.data.datasets.image_folder import read_class_folders
 from flatfed.data.transform import Augmentation
 
@@ -16,13 +16,13 @@ CINIC10 = DatasetInfo(
     "colour images 32×32, 10 classes, 90,000 + 90,000 and 90,000 for validation",
     folders=("CINIC-10",),
     markers=("train/airplane/*.png",),
-    downloads=(
-        Download(
-            ("https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",),
-            "md5:6ee4d0c996905fe93221de577967a372",
-            687_544_992,
-            ("train", "valid", "test"),
-        ),
+    downloads=archive(
+        "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
+        "md5:6ee4d0c996905fe93221de577967a372",
+        687_544_992,
+        "train",
+        "valid",
+        "test",
     ),
 )
 MEAN, STD = (0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587)

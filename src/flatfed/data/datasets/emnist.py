@@ -16,7 +16,7 @@ import numpy as np
 
 from flatfed.core.errors import FlatfedError, check_choice
 from flatfed.data.datasets.base import Labelled, TrainTest, image_set
-from flatfed.data.datasets.catalog import DatasetInfo, Download, Folder, register
+from flatfed.data.datasets.catalog import DatasetInfo, Folder, archive, register
 from flatfed.data.datasets.idx import read_labelled
 
 SplitName = Literal["letters", "balanced", "byclass"]
@@ -39,13 +39,11 @@ EMNIST = DatasetInfo(
     "grey handwritten characters 28×28; letters 26 classes, balanced 47, byclass 62",
     folders=("emnist", "EMNIST/raw"),
     markers=("emnist-*-train-images-idx3-ubyte", "emnist-*-train-images-idx3-ubyte.gz"),
-    downloads=(
-        Download(
-            ("https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",),
-            "md5:58c8d27c78d21e728a6bc7b3cc06412e",
-            561_753_746,
-            ("emnist-*",),
-        ),
+    downloads=archive(
+        "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
+        "md5:58c8d27c78d21e728a6bc7b3cc06412e",
+        561_753_746,
+        "emnist-*",
     ),
     versions={f"emnist-{split}-train-images*": {"split": split} for split in SPLITS},
 )

@@ -14,7 +14,6 @@ from flatfed.data.datasets.base import Bytes, Labelled
 from flatfed.data.datasets.catalog import DatasetInfo
 
 UNSIGNED_BYTE = 8  # the only one of the format's types that these data sets use
-NO_CHECKSUMS: Mapping[str, str] = {}
 
 
 def read_labelled(
@@ -22,7 +21,7 @@ def read_labelled(
     prefix: Path,
     classes: int,
     first_label: int = 0,
-    checksums: Mapping[str, str] = NO_CHECKSUMS,
+    checksums: Mapping[str, str] = {},
 ) -> Labelled:
     """Images [n, 1, 28, 28] and labels counted from 0, from two files whose paths start with `prefix`."""
     images_path = prefix.with_name(f"{prefix.name}-images-idx3-ubyte")

@@ -28,7 +28,7 @@ from torch import Tensor
 from flatfed.core import random
 from flatfed.core.errors import FlatfedError
 from flatfed.data.datasets.base import Bytes, Labelled, TrainTest, train_test
-from flatfed.data.datasets.catalog import DatasetInfo, Download, Folder, register
+from flatfed.data.datasets.catalog import DatasetInfo, Folder, archive, register
 from flatfed.data.datasets.leaf import UserSamples, read_users
 from flatfed.data.transform import AsStored
 
@@ -41,9 +41,7 @@ SHAKESPEARE = DatasetInfo(
     "next character in Shakespeare's plays by role, 80 classes, 100 roles of 2,000 + 400",
     folders=("shakespeare", "shakespeare/data", "shaks200"),
     markers=("*.xml", "train/*.json"),
-    downloads=(
-        Download(("https://www.ibiblio.org/bosak/xml/eg/shaks200.zip",), None, 2_200_000, ("*.xml",)),
-    ),
+    downloads=archive("https://www.ibiblio.org/bosak/xml/eg/shaks200.zip", None, 2_200_000, "*.xml"),
 )
 
 # Samples are bytes [n, 81]: 80 characters and the one after them. Training and test samples by role.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from flatfed.data.datasets.base import TrainTest, image_set
-from flatfed.data.datasets.catalog import DatasetInfo, Download, Folder, register
+from flatfed.data.datasets.catalog import DatasetInfo, Folder, archive, register
 from flatfed.data.datasets.image_folder import picture_paths, read_pictures
 from flatfed.data.transform import Augmentation
 
@@ -18,13 +18,14 @@ TINY_IMAGENET = DatasetInfo(
     "colour images 64×64, 200 classes, 100,000 + 10,000",
     folders=("tiny-imagenet-200",),
     markers=("wnids.txt",),
-    downloads=(
-        Download(
-            ("http://cs231n.stanford.edu/tiny-imagenet-200.zip",),
-            "md5:90528d7ca1a48142e341f4ef8d21d0de",
-            248_100_043,
-            ("train", "val", "wnids.txt", "words.txt"),
-        ),
+    downloads=archive(
+        "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+        "md5:90528d7ca1a48142e341f4ef8d21d0de",
+        248_100_043,
+        "train",
+        "val",
+        "wnids.txt",
+        "words.txt",
     ),
 )
 MEAN, STD = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)
