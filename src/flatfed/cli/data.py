@@ -125,14 +125,8 @@ def _check(info: DatasetInfo, folder: Path | None) -> None:
 
 @contextmanager
 def _progress() -> Iterator[download.ReportProgress]:
-    columns = (
-        "{task.description}",
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress("{task.description}", *columns, console=Console(stderr=True)) as progress:
         tasks: dict[str, TaskID] = {}
 
         def report(step: str, done: int, total: int | None) -> None:

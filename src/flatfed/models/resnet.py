@@ -19,11 +19,7 @@ _group_norm = functools.partial(nn.GroupNorm, 2)
 
 @register
 def resnet18(
-    input_shape: Sequence[int],
-    classes: int,
-    stem: Stem = "cifar",
-    norm: Norm = "group",
-    width: int = 64,
+    input_shape: Sequence[int], classes: int, stem: Stem = "cifar", norm: Norm = "group", width: int = 64
 ) -> nn.Module:
     """ResNet-18 with GroupNorm(2) in place of batch normalisation.
 

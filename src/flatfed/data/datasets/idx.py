@@ -17,11 +17,7 @@ UNSIGNED_BYTE = 8  # the only one of the format's types that these data sets use
 
 
 def read_labelled(
-    info: DatasetInfo,
-    prefix: Path,
-    classes: int,
-    first_label: int = 0,
-    checksums: Mapping[str, str] = {},
+    info: DatasetInfo, prefix: Path, classes: int, first_label: int = 0, checksums: Mapping[str, str] = {}
 ) -> Labelled:
     """Images [n, 1, 28, 28] and labels counted from 0, from two files whose paths start with `prefix`."""
     images_path = prefix.with_name(f"{prefix.name}-images-idx3-ubyte")
