@@ -258,3 +258,28 @@ def write_everything(root: Path):
     write_image_folder(root / "CINIC-10", CINIC10, parts=(("train", 4), ("test", 1)), shape=(3, 32, 32))
     write_femnist(root)
     write_shakespeare(root)
+
+
+# How to write a few samples of every registered data set, and the options that load so few.
+WRITERS = {
+    "cifar10": write_cifar10,
+    "cifar100": write_cifar100,
+    "cinic10": lambda root: write_image_folder(root / "CINIC-10", CINIC10, shape=(3, 32, 32)),
+    "digits": lambda root: None,
+    "emnist": lambda root: write_emnist(root / "emnist"),
+    "emnist_l": lambda root: write_emnist(root / "emnist"),
+    "fashion_mnist": lambda root: write_mnist(root / "fashion-mnist"),
+    "femnist": write_femnist,
+    "image_folder": lambda root: write_image_folder(root, ["ant", "bee"]),
+    "mnist": lambda root: write_mnist(root / "mnist"),
+    "npz": lambda root: write_npz(root / "data.npz"),
+    "shakespeare": write_shakespeare,
+    "tiny_imagenet": write_tiny_imagenet,
+}
+SMALL_OPTIONS = {"shakespeare": {"roles": 2, "train_samples": 8, "test_samples": 8}}
+
+
+def write_npz(path: Path):
+    parts = {"train": 6, "test": 2}
+    inputs = {f"{part}_inputs": np.ones((count, 3)) for part, count in parts.items()}
+    np.savez(path, **inputs, **{f"{part}_targets": np.arange(count) % 2 for part, count in parts.items()})

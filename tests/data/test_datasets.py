@@ -9,6 +9,7 @@ import os
 import pickle
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,15 +18,7 @@ import torch
 
 from data import fake
 from data.fake import assert_holds, refused
-from flatfed.data.datasets import (
-    DATASETS,
-    PLACES,
-    cifar10,
-    cifar100,
-    data_folder,
-    from_huggingface,
-    shakespeare,
-)
+from flatfed.data.datasets import CATALOG, DATASETS, cifar, data_folder, from_huggingface, shakespeare
 from flatfed.data.datasets.base import pixel_statistics
 from flatfed.data.partition.natural import Natural
 from flatfed.data.transform import ImageTransform
@@ -68,7 +61,7 @@ def test_the_folder_of_the_files_themselves_will_do_and_so_will_text(case, tmp_p
     write, classes = WRITERS[case]
     written = write(tmp_path)
     name = case.split()[0]
-    assert_holds(load(name, str(PLACES[name].find(tmp_path))), written, classes)
+    assert_holds(load(name, str(CATALOG[name].find(tmp_path))), written, classes)
 
 
 def test_both_versions_of_cifar_give_the_same(tmp_path):
@@ -178,10 +171,10 @@ def test_normalisation_and_augmentation_are_options(tmp_path):
 # --- bad files ---
 
 
-@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize("name", [info.name for info in CATALOG.values() if not info.origin])
 def test_a_missing_data_set_says_where_it_belongs_and_how_to_get_it(name, tmp_path):
-    fix = "preprocess.sh" if name == "femnist" else f"flatfed data get {PLACES[name].download or name}"
-    with refused(f"{name}: no ", tmp_path / PLACES[name].folders[0], fix):
+    fix = "preprocess.sh" if name == "femnist" else f"flatfed data get {name}"
+    with refused(f"{name}: no ", tmp_path / CATALOG[name].folders[0], fix):
         DATASETS[name](folder=tmp_path)
     with refused(tmp_path / "nowhere", fix):
         DATASETS[name](folder=tmp_path / "nowhere")
@@ -218,8 +211,8 @@ DATASETS_CINIC = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog"
 
 
 @pytest.mark.parametrize("version", ["binary", "python"])
-def test_a_wrong_checksum_names_the_file(version, tmp_path, monkeypatch):
-    monkeypatch.setattr(cifar10, "RECORDS", 3)
+def test_a_wrong_checksum_names_the_file(version, tmp_path):
+    small = replace(cifar.CIFAR10, images=dict.fromkeys(cifar.CIFAR10.images, 3))
     if version == "binary":
         fake.write_cifar10(tmp_path)
         path = tmp_path / "cifar-10-batches-bin" / "data_batch_1.bin"
@@ -227,10 +220,10 @@ def test_a_wrong_checksum_names_the_file(version, tmp_path, monkeypatch):
         fake.write_cifar10_python(tmp_path)
         path = tmp_path / "cifar-10-batches-py" / "data_batch_1"
     with refused(path, "wrong checksum", "flatfed data get cifar10 --force"):
-        DATASETS["cifar10"](folder=tmp_path)
+        small.load(folder=tmp_path)
 
 
-def test_published_checksums_are_compared_with_the_content(tmp_path, monkeypatch):
+def test_published_checksums_are_compared_with_the_content(tmp_path):
     """With the checksums of the fake files in place of the published ones, verifying accepts them."""
     written = fake.write_cifar100(tmp_path)
     import hashlib
@@ -240,15 +233,14 @@ def test_published_checksums_are_compared_with_the_content(tmp_path, monkeypatch
         + hashlib.sha1((tmp_path / "cifar-100-binary" / f"{part}.bin").read_bytes()).hexdigest()
         for part in ("train", "test")
     }
-    monkeypatch.setattr(cifar100, "CHECKSUMS", sums)
-    monkeypatch.setattr(cifar100, "RECORDS", {"train": 5, "test": 3})
-    assert_holds(DATASETS["cifar100"](folder=tmp_path), written, 100)
+    small = replace(cifar.CIFAR100, checksums=sums, images={"train": 5, "test": 3})
+    assert_holds(small.load(folder=tmp_path), written, 100)
     path = tmp_path / "cifar-100-binary" / "test.bin"
     content = bytearray(path.read_bytes())
     content[1000] ^= 1
     path.write_bytes(bytes(content))
     with refused(path, "wrong checksum, sha1"):
-        DATASETS["cifar100"](folder=tmp_path)
+        small.load(folder=tmp_path)
 
 
 def test_a_truncated_binary_batch_is_refused(tmp_path):
@@ -407,17 +399,17 @@ def test_the_alphabet_is_leafs():
 def test_windows_by_hand():
     text = "To be, or not to be: that is the question: Whether 'tis nobler in the mind to suffer"
     assert len(text) == 84
-    samples = shakespeare.windows(text)
-    assert samples.windows.shape == (4, 80) and samples.following.shape == (4,)
+    samples = shakespeare.samples_of(text)
+    assert samples.shape == (4, 81)
 
     def spelled(codes):
         return "".join(shakespeare.ALPHABET[code] for code in codes)
 
-    assert spelled(samples.windows[0]) == text[:80] == text[:-4]
-    assert spelled(samples.windows[3]) == text[3:83]
-    assert spelled(samples.following) == "ffer"
-    assert len(shakespeare.windows(text[:80]).following) == 0
-    assert len(shakespeare.windows("").following) == 0
+    assert spelled(samples[0, :80]) == text[:80] == text[:-4]
+    assert spelled(samples[3, :80]) == text[3:83]
+    assert spelled(samples[:, 80]) == "ffer"
+    assert shakespeare.samples_of(text[:80]).shape == (0, 81)
+    assert shakespeare.samples_of("").shape == (0, 81)
 
 
 def test_speeches_have_no_stage_directions_and_belong_to_every_speaker(tmp_path):
@@ -990,13 +982,11 @@ def test_loaders_look_in_the_data_folder_by_default(monkeypatch, tmp_path):
 
 
 def test_the_systems_own_copy_is_used_only_when_no_folder_is_given(monkeypatch, tmp_path):
-    from dataclasses import replace
-
-    from flatfed.data.datasets import fashion_mnist
+    from flatfed.data.datasets import mnist
 
     written = fake.write_mnist(tmp_path / "system", packed=True)
-    place = replace(fashion_mnist.PLACE, system=(str(tmp_path / "system"),))
-    monkeypatch.setattr(fashion_mnist, "PLACE", place)
+    info = replace(mnist.FASHION_MNIST, system_folders=(str(tmp_path / "system"),))
+    monkeypatch.setattr(mnist, "FASHION_MNIST", info)
     monkeypatch.setenv("FLATFED_DATA", str(tmp_path / "empty"))
     assert_holds(DATASETS["fashion_mnist"](verify=False), written, 10)
     with refused("fashion_mnist: no "):

@@ -9,6 +9,7 @@ import stat
 import tarfile
 import threading
 import zipfile
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -18,9 +19,8 @@ from data import fake
 from data.fake import assert_holds, refused
 from flatfed.cli.data import data_app
 from flatfed.core.errors import FlatfedError
-from flatfed.data import download
-from flatfed.data.datasets import DATASETS, PLACES
-from flatfed.data.download import SOURCES, Source, get, unpack
+from flatfed.data.datasets.catalog import CATALOG, DATASETS, Download
+from flatfed.data.download import get, unpack
 
 
 class Server:
@@ -111,20 +111,18 @@ def tree(folder):
     }
 
 
+def set_downloads(monkeypatch, name, *downloads):
+    monkeypatch.setitem(CATALOG, name, replace(CATALOG[name], downloads=downloads))
+
+
 def publish(
     server, monkeypatch, name, content, file="archive.tar.gz", checksum=None, contents=("*.bin", "*.txt")
 ):
-    """Serve content as the one source of a data set."""
+    """Serve content as the one download of a data set."""
     server.files[file] = content
-    source = Source(
-        (f"{server.address}/{file}",),
-        md5(content) if checksum is None else checksum,
-        len(content),
-        PLACES[name].folders[0],
-        contents,
-    )
-    monkeypatch.setitem(SOURCES, name, (source,))
-    return source
+    checksum = md5(content) if checksum is None else checksum
+    download = Download((f"{server.address}/{file}",), checksum, len(content), contents)
+    set_downloads(monkeypatch, name, download)
 
 
 def cifar10_tar(tmp_path):
@@ -151,11 +149,11 @@ def test_an_archive_is_downloaded_verified_and_unpacked(server, monkeypatch, tmp
 
 def test_single_files_are_put_in_place_and_not_fetched_twice(server, monkeypatch, tmp_path):
     written = fake.write_mnist(tmp_path / "original", packed=True)
-    sources = []
+    downloads = []
     for name, content in tree(tmp_path / "original").items():
         server.files[name] = content
-        sources.append(Source((f"{server.address}/{name}",), md5(content), len(content), "mnist"))
-    monkeypatch.setitem(SOURCES, "mnist", tuple(sources))
+        downloads.append(Download((f"{server.address}/{name}",), md5(content), len(content)))
+    set_downloads(monkeypatch, "mnist", *downloads)
     root = tmp_path / "data"
     get("mnist", root)
     assert tree(root / "mnist") == tree(tmp_path / "original")
@@ -175,8 +173,8 @@ def test_a_zip_loses_its_top_folder_and_keeps_the_tree(server, monkeypatch, tmp_
         "tiny-imagenet-200/test/images/b.JPEG": b"b",
         "__MACOSX/tiny-imagenet-200/train/._a.JPEG": b"junk",
     }
-    wanted = SOURCES["tiny_imagenet"][0].contents
-    publish(server, monkeypatch, "tiny_imagenet", zip_of(files), "tiny.zip", contents=wanted)
+    contents = CATALOG["tiny_imagenet"].downloads[0].contents
+    publish(server, monkeypatch, "tiny_imagenet", zip_of(files), "tiny.zip", contents=contents)
     found = get("tiny_imagenet", tmp_path)
     assert tree(found) == {
         "wnids.txt": b"n01\n",
@@ -321,10 +319,10 @@ def closed_address():
 
 
 def test_offline_one_line_says_what_to_do(server, monkeypatch, tmp_path):
-    source = Source((f"{closed_address()}/archive.tar.gz",), md5(b""), 0, "cifar-10-batches-bin", ("*.bin",))
-    monkeypatch.setitem(SOURCES, "cifar10", (source,))
+    download = Download((f"{closed_address()}/archive.tar.gz",), md5(b""), 0, ("*.bin",))
+    set_downloads(monkeypatch, "cifar10", download)
     with refused(
-        source.urls[0],
+        download.urls[0],
         "cannot be reached",
         f"fetch archive.tar.gz elsewhere, put it into {tmp_path} and run `flatfed data get cifar10` again",
     ):
@@ -334,10 +332,8 @@ def test_offline_one_line_says_what_to_do(server, monkeypatch, tmp_path):
 
 def test_a_file_that_the_user_put_there_is_used_instead(server, monkeypatch, tmp_path):
     content = tar_of(GOOD)
-    source = Source(
-        (f"{closed_address()}/archive.tar.gz",), md5(content), 0, "cifar-10-batches-bin", ("*.bin",)
-    )
-    monkeypatch.setitem(SOURCES, "cifar10", (source,))
+    download = Download((f"{closed_address()}/archive.tar.gz",), md5(content), 0, ("*.bin",))
+    set_downloads(monkeypatch, "cifar10", download)
     (tmp_path / "archive.tar.gz").write_bytes(content)
     get("cifar10", tmp_path)
     assert tree(tmp_path) == {"archive.tar.gz": content, "cifar-10-batches-bin/test_batch.bin": b"good"}
@@ -351,10 +347,8 @@ def test_the_next_address_is_tried(server, monkeypatch, tmp_path):
     server.files["cut/archive.tar.gz"] = server.files["archive.tar.gz"] = content
     server.cut["cut/archive.tar.gz"] = 10
     addresses = [closed_address(), f"{server.address}/gone", f"{server.address}/cut", server.address]
-    source = Source(
-        tuple(f"{address}/archive.tar.gz" for address in addresses), md5(content), 0, "cifar", ("*.bin",)
-    )
-    monkeypatch.setitem(SOURCES, "cifar10", (source,))
+    urls = tuple(f"{address}/archive.tar.gz" for address in addresses)
+    set_downloads(monkeypatch, "cifar10", Download(urls, md5(content), 0, ("*.bin",)))
     assert tree(get("cifar10", tmp_path)) == {"test_batch.bin": b"good"}
     assert server.asked == ["gone/archive.tar.gz", "cut/archive.tar.gz", "archive.tar.gz"]
 
@@ -377,7 +371,7 @@ def test_names(tmp_path):
         get("cifar_10", tmp_path)
     with refused("femnist: cannot be downloaded", "preprocess.sh"):
         get("femnist", tmp_path)
-    assert download._sources("emnist_l") == SOURCES["emnist"]
+    assert CATALOG["emnist_l"].downloads == CATALOG["emnist"].downloads
 
 
 def test_unpack_keeps_what_is_wanted(tmp_path):
@@ -390,19 +384,19 @@ def test_unpack_keeps_what_is_wanted(tmp_path):
     assert tree(tmp_path / "into") == {"train/a/1.png": b"1"}
 
 
-def test_the_table_of_sources_fits_the_loaders():
-    for name, sources in SOURCES.items():
-        for source in sources:
-            assert source.folder == PLACES[name].folders[0], name
-            assert all(url.startswith("http") and url.endswith("/" + source.file) for url in source.urls)
-            if source.checksum is not None:
-                kind, digits = source.checksum.split(":")
+def test_every_download_is_complete():
+    for info in CATALOG.values():
+        for download in info.downloads:
+            assert all(url.startswith("http") and url.endswith("/" + download.file) for url in download.urls)
+            assert download.size > 0, info.name
+            if download.checksum is not None:
+                kind, digits = download.checksum.split(":")
                 assert len(digits) == 2 * hashlib.new(kind).digest_size and int(digits, 16)
-    unchecked = [name for name, sources in SOURCES.items() if any(each.checksum is None for each in sources)]
+    unchecked = [
+        info.name for info in CATALOG.values() if any(file.checksum is None for file in info.downloads)
+    ]
     assert unchecked == ["shakespeare"]  # nobody has published one
-    for name in PLACES:
-        if name != "femnist":
-            assert download._sources(name)
+    assert [info.name for info in CATALOG.values() if not (info.origin or info.downloads)] == ["femnist"]
 
 
 # --- the command line ---

@@ -1,6 +1,7 @@
 """Partition schemes: what each one promises about sizes, coverage, duplicates, classes and randomness."""
 
 import dataclasses
+import inspect
 import time
 
 import numpy as np
@@ -9,22 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from flatfed.data.partition import (
-    PARTITIONS,
-    DirichletClass,
-    DirichletClient,
-    DirichletClientRefill,
-    Iid,
-    Natural,
-    PathologicalBalanced,
-    PathologicalIndependent,
-    QuantitySkew,
-    class_counts,
-    summary,
-)
+from flatfed.data.partition import PARTITIONS, Natural, class_counts, summary
 from flatfed.data.partition.base import apportion, even_sizes
-from flatfed.data.partition.dirichlet_class import _cut, _top_up
-from flatfed.data.partition.dirichlet_client import fill
+from flatfed.data.partition.dirichlet_class import DirichletClass, _cut, _top_up
+from flatfed.data.partition.dirichlet_client import DirichletClient, DirichletClientRefill, fill
+from flatfed.data.partition.iid import Iid
+from flatfed.data.partition.pathological import PathologicalBalanced, PathologicalIndependent
+from flatfed.data.partition.quantity_skew import QuantitySkew
 
 CONCENTRATIONS = [1e-6, 0.01, 0.1, 1.0, 100.0]
 
@@ -97,20 +89,27 @@ def test_refilled_classes_repeat_a_sample_only_after_all_others(scheme, problem)
         assert np.ptp(times_used[labels == label]) <= 1
 
 
+EXAMPLE_OPTIONS = {
+    "concentration": 0.3,
+    "classes_per_client": 2,
+    "groups": np.random.default_rng(5).integers(30, size=1000),
+}
+
+
+def example(partition):
+    """A partition with the defaults and an example of every option that has none."""
+    required = [
+        name
+        for name, option in inspect.signature(partition).parameters.items()
+        if option.default is inspect.Parameter.empty
+    ]
+    for name in required:
+        assert name in EXAMPLE_OPTIONS, f"{partition.__name__}: add an example of {name} to EXAMPLE_OPTIONS"
+    return partition(**{name: EXAMPLE_OPTIONS[name] for name in required})
+
+
 def example_schemes():
-    groups = np.random.default_rng(5).integers(30, size=1000)
-    settings_of = {
-        "iid": {},
-        "dirichlet_client": {"concentration": 0.3},
-        "dirichlet_client_refill": {"concentration": 0.3},
-        "dirichlet_class": {"concentration": 0.3},
-        "pathological_balanced": {"classes_per_client": 2},
-        "pathological_independent": {"classes_per_client": 2},
-        "natural": {"groups": groups},
-        "quantity_skew": {"concentration": 0.3},
-    }
-    assert settings_of.keys() == PARTITIONS.keys()
-    return [pytest.param(PARTITIONS[name](**options), id=name) for name, options in settings_of.items()]
+    return [pytest.param(example(partition), id=name) for name, partition in sorted(PARTITIONS.items())]
 
 
 @pytest.mark.parametrize("scheme", example_schemes())

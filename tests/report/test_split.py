@@ -12,7 +12,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from flatfed import cli
-from flatfed.data.partition import DirichletClient, class_counts, summary
+from flatfed.data.partition import class_counts, summary
+from flatfed.data.partition.dirichlet_client import DirichletClient
 from flatfed.report.split import (
     RAMP,
     binned,

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -16,7 +16,6 @@ from rich.progress import (
     DownloadColumn,
     Progress,
     TaskID,
-    TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
@@ -25,9 +24,7 @@ from rich.table import Table
 from flatfed.cli.terminal import app, command_of, console
 from flatfed.core.errors import FlatfedError, did_you_mean
 from flatfed.data import download
-from flatfed.data.datasets import DATASETS, PLACES
-from flatfed.data.datasets.base import TrainTest, root_folder
-from flatfed.data.datasets.emnist import SPLITS
+from flatfed.data.datasets.catalog import CATALOG, DATASETS, DatasetInfo, root_folder
 
 data_app = typer.Typer(
     help="List, fetch and check data sets.", no_args_is_help=True, pretty_exceptions_enable=False
@@ -39,17 +36,6 @@ FolderOption = Annotated[
     Path | None,
     typer.Option("--folder", help="Where data sets live; $FLATFED_DATA or the cache folder if not given."),
 ]
-NO_FILES = {
-    "digits": "inside scikit-learn",
-    "image_folder": "your own images: folder = …",
-    "npz": "your own arrays: file = …",
-}
-TITLES = {
-    "digits": "grey handwritten digits 8×8, 10 classes, 1,442 + 355",
-    "image_folder": "images in train/CLASS/ and test/CLASS/",
-    "npz": "a numpy archive with train_inputs, train_targets, test_inputs, test_targets",
-}
-
 
 command = command_of(data_app, "no half file is left")
 
@@ -58,15 +44,15 @@ command = command_of(data_app, "no half file is left")
 def list_(folder: FolderOption = None) -> None:
     """List the data sets and where they are."""
     table = Table("name", "what it is", "download", "where")
-    for name in sorted(DATASETS):
-        if name in PLACES:
-            place = PLACES[name]
-            sources = download.SOURCES.get(place.download or name, ())
-            size = f"{sum(source.size for source in sources) / 1e6:,.0f} MB" if sources else "–"
-            found = place.locate(folder)
-            table.add_row(name, place.title, size, escape(str(found)) if found else "[dim]not here")
-        else:
-            table.add_row(name, TITLES[name], "–", NO_FILES[name])
+    for name, info in sorted(CATALOG.items()):
+        megabytes = sum(file.size for file in info.downloads) / 1e6
+        located = info.origin or info.locate(folder)
+        table.add_row(
+            name,
+            info.title,
+            f"{megabytes:,.0f} MB" if info.downloads else "–",
+            escape(str(located)) if located else "[dim]not here",
+        )
     console.print(table)
     console.print(f"data folder: {escape(str(root_folder(folder)))}", highlight=False)
 
@@ -78,15 +64,16 @@ def get(
     force: Annotated[bool, typer.Option(help="Fetch it even if it is there.")] = False,
 ) -> None:
     """Download a data set from where it is published."""
-    found = PLACES[name].locate(folder) if name in PLACES else None
-    if found and not force:
-        line = f"{name} is in {found}; flatfed data check {name} looks at it, --force fetches it again."
-    elif name in NO_FILES:
-        line = f"{name} needs no download: {NO_FILES[name]}."
+    info = CATALOG.get(name)
+    located = info.locate(folder) if info else None
+    if info and info.origin:
+        line = f"{name} needs no download: {info.origin}."
+    elif located and not force:
+        line = f"{name} is in {located}; flatfed data check {name} looks at it, --force fetches it again."
     else:
-        with _progress() as watch:
-            found = download.get(name, folder, watch)
-        line = f"{name} is in {found}; flatfed data check {name} loads it and looks at every file."
+        with _progress() as report:
+            located = download.get(name, folder, report)
+        line = f"{name} is in {located}; flatfed data check {name} loads it and looks at every file."
     console.print(escape(line), highlight=False, soft_wrap=True)
 
 
@@ -98,67 +85,53 @@ def check(
     folder: FolderOption = None,
 ) -> None:
     """Load data sets and compare their files with the published checksums or counts."""
+    with_files = {info.name: info for info in CATALOG.values() if not info.origin}
     if name is not None:
-        if name not in PLACES:
-            known = "needs no check" if name in DATASETS else "unknown"
-            raise FlatfedError(f"{name}: {known}; {did_you_mean(name, PLACES)}")
-        _check(name, folder)
+        if name not in with_files:
+            problem = "needs no check" if name in CATALOG else "unknown"
+            raise FlatfedError(f"{name}: {problem}; {did_you_mean(name, with_files)}")
+        _check(with_files[name], folder)
         return
     damaged = 0
-    for each, place in PLACES.items():
-        if place.locate(folder) is None:
-            console.print(f"[dim]{each}: not here", highlight=False)
+    for info in with_files.values():
+        if info.locate(folder) is None:
+            console.print(f"[dim]{info.name}: not here", highlight=False)
             continue
         try:
-            _check(each, folder)
+            _check(info, folder)
         except FlatfedError as error:
             damaged += 1
-            console.print(f"[red]{each}:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+            console.print(f"[red]{info.name}:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
     if damaged:
         raise typer.Exit(1)
 
 
-def _check(name: str, folder: Path | None) -> None:
-    found = PLACES[name].find(folder)
-    choices: list[dict[str, Any]] = [{}]
-    if name == "emnist":
-        here = [split for split in SPLITS if any(found.glob(f"emnist-{split}-train-images*"))]
-        choices = [{"split": split} for split in here]
-    for options in choices:
+def _check(info: DatasetInfo, folder: Path | None) -> None:
+    located = info.find(folder)
+    versions = [options for pattern, options in info.versions.items() if any(located.glob(pattern))]
+    for options in versions or [{}]:
         start = time.perf_counter()
-        loaded = DATASETS[name](folder=folder, **options)
+        data = DATASETS[info.name](folder=folder, **options)
         seconds = time.perf_counter() - start
-        label = " ".join([name, *map(str, options.values())])
+        label = " ".join([info.name, *map(str, options.values())])
+        clients = f", {len(data.group_names):,} natural clients" if data.group_names else ""
         console.print(
-            f"{label}: {_counts(loaded)}, in {escape(str(found))} ({seconds:.1f} s)",
+            f"{label}: {len(data.train_targets):,} training and {len(data.test_targets):,} test samples, "
+            f"{data.classes} classes{clients}, in {escape(str(located))} ({seconds:.1f} s)",
             highlight=False,
             soft_wrap=True,
         )
 
 
-def _counts(loaded: TrainTest) -> str:
-    clients = f", {len(loaded.group_names):,} natural clients" if loaded.group_names else ""
-    return (
-        f"{len(loaded.train_targets):,} training and {len(loaded.test_targets):,} test samples, "
-        f"{loaded.classes} classes{clients}"
-    )
-
-
 @contextmanager
-def _progress() -> Iterator[download.Watch]:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+def _progress() -> Iterator[download.ReportProgress]:
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress("{task.description}", *columns, console=Console(stderr=True)) as progress:
         tasks: dict[str, TaskID] = {}
 
-        def watch(what: str, done: int, total: int | None) -> None:
-            if what not in tasks:
-                tasks[what] = progress.add_task(what, total=total)
-            progress.update(tasks[what], completed=done, total=total)
+        def report(step: str, done: int, total: int | None) -> None:
+            if step not in tasks:
+                tasks[step] = progress.add_task(step, total=total)
+            progress.update(tasks[step], completed=done, total=total)
 
-        yield watch
+        yield report

@@ -28,6 +28,13 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"choose from: {', '.join(known)}"
 
 
+def check_choice(option: str, value: object, known: Iterable[str]) -> None:
+    """Refuse a value that is not one of the known names."""
+    known = list(known)
+    if value not in known:
+        raise FlatfedError(f"{option} = {value!r}: unknown; {did_you_mean(str(value), known)}")
+
+
 def one_line(error: ValidationError, known: Iterable[str] = (), prefix: str = "") -> str:
     """The first complaint of a validation as `field = value: reason`, and how many more there are."""
     complaints = error.errors()

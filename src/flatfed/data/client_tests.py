@@ -36,16 +36,15 @@ def matching_rows(
     available = np.array([len(pool) for pool in pools])
     rows = []
     for client, held in enumerate(class_counts(parts, train_labels, classes)):
-        wanted = apportion(held / held.sum(), size, generator)
-        short = np.flatnonzero(wanted > available)
-        if len(short) > 0:
-            label = short[0]
+        needed = apportion(held / held.sum(), size, generator)
+        if (needed > available).any():
+            label = int(np.argmax(needed > available))
             raise ValueError(
-                f"client {client} needs {wanted[label]} test samples of class {label} to match its training "
+                f"client {client} needs {needed[label]} test samples of class {label} to match its training "
                 f"data, there are {available[label]}; ask for fewer or split the data more evenly"
             )
         chosen = [
-            generator.choice(pools[label], wanted[label], replace=False) for label in np.flatnonzero(wanted)
+            generator.choice(pools[label], needed[label], replace=False) for label in np.flatnonzero(needed)
         ]
         rows.append(np.sort(np.concatenate(chosen)))
     return rows
@@ -58,9 +57,10 @@ def own_rows(
     order = np.argsort(test_groups, kind="stable")
     groups = np.array([train_groups[part[0]] for part in parts])
     starts, ends = (np.searchsorted(test_groups[order], groups, side) for side in ("left", "right"))
-    for client, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        if start == end:
+    rows = [order[start:end] for start, end in zip(starts, ends, strict=True)]
+    for client, own in enumerate(rows):
+        if len(own) == 0:
             raise ValueError(
                 f"client {client} has training but no test samples; raise partition.minimum or leave it out"
             )
-    return [order[start:end] for start, end in zip(starts, ends, strict=True)]
+    return rows

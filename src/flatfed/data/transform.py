@@ -37,7 +37,7 @@ class AsStored:
     draws = False
 
     def train(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
-        return inputs
+        return self.evaluate(inputs)
 
     def evaluate(self, inputs: Tensor) -> Tensor:
         return inputs

@@ -8,16 +8,20 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from flatfed.models.base import register
 
+
+@register
 def logistic_regression(input_shape: Sequence[int], classes: int) -> nn.Module:
     """One linear layer with bias; 784 inputs and 10 classes make 7,850 parameters."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), classes))
+    return mlp(input_shape, classes, hidden=())
 
 
+@register
 def mlp(input_shape: Sequence[int], classes: int, hidden: Sequence[int] = (128, 128)) -> nn.Module:
     """Linear layers with ReLU between them; 784 inputs, (128, 128), 10 classes make 118,282 parameters."""
     layers: list[nn.Module] = [nn.Flatten()]
-    for before, after in itertools.pairwise([math.prod(input_shape), *hidden]):
+    sizes = [math.prod(input_shape), *hidden]
+    for before, after in itertools.pairwise(sizes):
         layers += [nn.Linear(before, after), nn.ReLU()]
-    last = hidden[-1] if hidden else math.prod(input_shape)
-    return nn.Sequential(*layers, nn.Linear(last, classes))
+    return nn.Sequential(*layers, nn.Linear(sizes[-1], classes))

@@ -9,8 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatfed.core.errors import FlatfedError
+from flatfed.models.base import register
 
 
+@register
 def char_lstm(
     input_shape: Sequence[int],
     classes: int,
@@ -52,8 +54,7 @@ def lstm_states(lstm: nn.LSTM, inputs: Tensor) -> Tensor:
     which the matrix path is made of, the same equations run step by step instead.
     """
     if torch._C._functorch.maybe_current_level() is None:
-        states: Tensor = lstm(inputs)[0]
-        return states
+        return lstm(inputs)[0]
     for layer in range(lstm.num_layers):
         inputs = _layer_states(
             inputs,

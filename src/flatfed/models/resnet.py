@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flatfed.core.errors import FlatfedError, did_you_mean
-from flatfed.models.convolutional import image_shape
+from flatfed.core.errors import check_choice
+from flatfed.models.base import image_shape, register
 
-Norm = Callable[[int], nn.Module]
+Stem = Literal["cifar", "imagenet"]
+Norm = Literal["group", "batch"]
+_group_norm = functools.partial(nn.GroupNorm, 2)
 
 
+@register
 def resnet18(
-    input_shape: Sequence[int],
-    classes: int,
-    stem: Literal["cifar", "imagenet"] = "cifar",
-    norm: Literal["group", "batch"] = "group",
-    width: int = 64,
+    input_shape: Sequence[int], classes: int, stem: Stem = "cifar", norm: Norm = "group", width: int = 64
 ) -> nn.Module:
     """ResNet-18 with GroupNorm(2) in place of batch normalisation.
 
@@ -31,15 +31,14 @@ def resnet18(
     as FedSWA's later code does; the server averages the running statistics, and clients train one by one.
     """
     channels, *_ = image_shape(input_shape)
-    _check_choice("stem", stem, ("cifar", "imagenet"))
-    _check_choice("norm", norm, ("group", "batch"))
-    block_norm: Norm = _group_norm if norm == "group" else nn.BatchNorm2d
+    check_choice("stem", stem, get_args(Stem))
+    check_choice("norm", norm, get_args(Norm))
+    block_norm = _group_norm if norm == "group" else nn.BatchNorm2d
+    layers: list[nn.Module] = []
     if stem == "cifar":
-        layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1, bias=False)]
+        layers += [nn.Conv2d(channels, width, 3, padding=1, bias=False), _group_norm(width), nn.ReLU()]
     else:
-        layers = [nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False)]
-    layers += [_group_norm(width), nn.ReLU()]
-    if stem == "imagenet":
+        layers += [nn.Conv2d(channels, width, 7, 2, padding=3, bias=False), _group_norm(width), nn.ReLU()]
         layers.append(nn.MaxPool2d(3, stride=2, padding=1))
     before = width
     for stage in range(4):
@@ -60,7 +59,7 @@ def resnet18(
 class ResidualBlock(nn.Module):
     """Two 3×3 convolutions beside a shortcut, which is a 1×1 convolution where the shape changes."""
 
-    def __init__(self, before: int, after: int, stride: int, norm: Norm) -> None:
+    def __init__(self, before: int, after: int, stride: int, norm: Callable[[int], nn.Module]) -> None:
         super().__init__()
         self.residual = nn.Sequential(
             nn.Conv2d(before, after, 3, stride, padding=1, bias=False),
@@ -75,12 +74,3 @@ class ResidualBlock(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         return F.relu(self.residual(inputs) + self.shortcut(inputs))
-
-
-def _group_norm(channels: int) -> nn.Module:
-    return nn.GroupNorm(2, channels)
-
-
-def _check_choice(field: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise FlatfedError(f"{field} = {value!r}: unknown; {did_you_mean(str(value), known)}")

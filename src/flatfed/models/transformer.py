@@ -13,19 +13,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatfed.core.errors import FlatfedError, did_you_mean
-from flatfed.models.convolutional import image_shape
+from flatfed.models.base import image_shape, register
 
+Fields = Mapping[str, Any] | None
 _SWIN_DEPTHS = [2, 2, 18, 2]
+# torch's fused attention has no batching rule and no second derivative; plain attention has both, and with a
+# few hundred patches it is hardly slower.
 _LOADING = {"attn_implementation": "eager", "dtype": torch.float32}
-"""torch's fused attention has no batching rule and no second derivative; plain attention has both, and with
-a few hundred patches it is hardly slower."""
 
 
+@register
 def vit_base(
-    input_shape: Sequence[int],
-    classes: int,
-    pretrained: str | None = None,
-    config: Mapping[str, Any] | None = None,
+    input_shape: Sequence[int], classes: int, pretrained: str | None = None, config: Fields = None
 ) -> nn.Module:
     """ViT-Base with 16×16 patches of 224×224 images; the FedSWA and FedNSAM papers fine-tune it.
 
@@ -38,11 +37,9 @@ def vit_base(
     return _classifier("vit", shape, input_shape, classes, pretrained, config)
 
 
+@register
 def swin_small(
-    input_shape: Sequence[int],
-    classes: int,
-    pretrained: str | None = None,
-    config: Mapping[str, Any] | None = None,
+    input_shape: Sequence[int], classes: int, pretrained: str | None = None, config: Fields = None
 ) -> nn.Module:
     """Swin-Small with 4×4 patches of 224×224 images and windows of 7; the FedNSAM paper fine-tunes it.
 
@@ -54,11 +51,9 @@ def swin_small(
     return _classifier("swin", shape, input_shape, classes, pretrained, config)
 
 
+@register
 def swin_base(
-    input_shape: Sequence[int],
-    classes: int,
-    pretrained: str | None = None,
-    config: Mapping[str, Any] | None = None,
+    input_shape: Sequence[int], classes: int, pretrained: str | None = None, config: Fields = None
 ) -> nn.Module:
     """Swin-Base with 4×4 patches of 224×224 images and windows of 7; the FedNSAM paper fine-tunes it.
 
@@ -78,8 +73,7 @@ class ImageClassifier(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         if tuple(inputs.shape[-2:]) != self.sides:
             inputs = F.interpolate(inputs, size=self.sides, mode="bilinear", antialias=True)
-        logits: Tensor = self.network(pixel_values=inputs).logits
-        return logits
+        return self.network(pixel_values=inputs).logits
 
 
 def _classifier(
@@ -88,7 +82,7 @@ def _classifier(
     input_shape: Sequence[int],
     classes: int,
     pretrained: str | None,
-    overrides: Mapping[str, Any] | None,
+    overrides: Fields,
 ) -> nn.Module:
     channels, *_ = image_shape(input_shape)
     try:
@@ -110,8 +104,7 @@ def _classifier(
         else:
             with _quiet(transformers):
                 pretrained = str(Path(pretrained).expanduser())
-                config = _stored_config(transformers, pretrained, kind, shape, given)
-                network = _stored_network(transformers, pretrained, config)
+                config, network = _stored(transformers, pretrained, kind, shape, given)
     except FlatfedError:
         raise
     except Exception as error:  # What transformers raises for a bad field is not documented.
@@ -123,10 +116,13 @@ def _classifier(
     return ImageClassifier(network, (height, width))
 
 
-def _stored_config(
+def _stored(
     transformers: Any, folder: str, kind: str, shape: Mapping[str, Any], given: Mapping[str, Any]
-) -> Any:
-    """The folder's config with the given fields, once it is known to be of this very model."""
+) -> tuple[Any, nn.Module]:
+    """The folder's config with the given fields, and its weights, the last layer new if need be.
+
+    The config of another model, and any other weight that is missing, is an error.
+    """
     if not (Path(folder) / "config.json").is_file():
         raise FlatfedError(
             f"pretrained = {folder!r}: not a folder with config.json; download the model and give its folder"
@@ -134,18 +130,14 @@ def _stored_config(
     stored = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     expected = {"model_type": kind} | {name: given[name] for name in (*shape, "num_channels")}
     for name, value in expected.items():
-        found = getattr(stored, name)
-        if found != value:
+        stored_value = getattr(stored, name)
+        if stored_value != value:
             raise FlatfedError(
-                f"pretrained = {folder!r}: its {name} is {found}, not {value}; give the folder of this model "
-                "for such inputs"
+                f"pretrained = {folder!r}: its {name} is {stored_value}, not {value}; give the folder of "
+                "this model for such inputs"
             )
-    return transformers.AutoConfig.from_pretrained(folder, local_files_only=True, **given)
-
-
-def _stored_network(transformers: Any, folder: str, config: Any) -> nn.Module:
-    """The stored weights, the last layer new if need be; anything else that is missing is an error."""
-    network, found = transformers.AutoModelForImageClassification.from_pretrained(
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, **given)
+    network, loading = transformers.AutoModelForImageClassification.from_pretrained(
         folder,
         config=config,
         local_files_only=True,
@@ -153,17 +145,16 @@ def _stored_network(transformers: Any, folder: str, config: Any) -> nn.Module:
         ignore_mismatched_sizes=True,
         output_loading_info=True,
     )
-    mismatched = {item if isinstance(item, str) else item[0] for item in found["mismatched_keys"]}
+    mismatched = {item if isinstance(item, str) else item[0] for item in loading["mismatched_keys"]}
     absent = sorted(
-        name for name in {*found["missing_keys"], *mismatched} if not name.startswith("classifier.")
+        name for name in {*loading["missing_keys"], *mismatched} if not name.startswith("classifier.")
     )
     if absent:
         raise FlatfedError(
             f"pretrained = {folder!r}: {len(absent)} weights are missing or of another shape, for instance "
             f"{absent[0]}; give the folder of this model and leave its shape in config alone"
         )
-    assert isinstance(network, nn.Module)
-    return network
+    return config, network
 
 
 @contextmanager

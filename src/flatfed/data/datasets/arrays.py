@@ -1,88 +1,128 @@
-"""Data sets from arrays in memory, whoever made them."""
+"""Data sets of one's own from arrays, in a numpy archive or in memory.
+
+The .npz file holds `train_inputs`, `train_targets`, `test_inputs`, `test_targets` and, if the data have
+natural clients, `train_groups` (and `test_groups`): one whole number or text per sample. uint8 inputs are
+images [n, C, H, W] or [n, H, W]; they are normalised by the mean and deviation of the training images unless
+`mean` and `std` are given. Floats are used as float32 and other whole numbers as int64, as they are.
+"""
 
 from __future__ import annotations
 
+import zipfile
+import zlib
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
 from flatfed.core.errors import FlatfedError
-from flatfed.data.datasets.base import TrainTest, image_set, with_groups
+from flatfed.data.datasets.base import Array, Bytes, Labelled, TrainTest, image_set, train_test
+from flatfed.data.datasets.catalog import DatasetInfo, Folder, brief, register
 from flatfed.data.transform import Augmentation
 
-Array = NDArray[Any]
+ARRAYS = ("train_inputs", "train_targets", "test_inputs", "test_targets")
 
 
-def from_arrays(
-    name: str,
-    where: str,
-    train: tuple[Array, Array],
-    test: tuple[Array, Array],
+@register(DatasetInfo("npz", f"a numpy archive with {', '.join(ARRAYS)}", origin="your own arrays: file = …"))
+def load_npz(
+    file: Path | str = "data.npz",
+    folder: Folder = None,
     classes: int | None = None,
-    groups: tuple[Array | None, Array | None] = (None, None),
     augmentation: Augmentation = "none",
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> TrainTest:
-    """A data set from (inputs, targets) of both parts; errors say that they came from `where`."""
-    for part, (inputs, targets) in (("train", train), ("test", test)):
-        _check_part(where, part, inputs, targets)
-    if train[0].shape[1:] != test[0].shape[1:] or train[0].dtype.kind != test[0].dtype.kind:
+    """Load `file`, which is relative to `folder` or else to the current one."""
+    path = Path(folder or ".").expanduser() / Path(file).expanduser()
+    arrays = _read(path)
+    for name in ARRAYS:
+        if name not in arrays:
+            raise FlatfedError(f"{path}: no array {name}; save {', '.join(ARRAYS)}")
+    train, test = (
+        Labelled(arrays[f"{part}_inputs"], arrays[f"{part}_targets"], arrays.get(f"{part}_groups"))
+        for part in ("train", "test")
+    )
+    return from_arrays(path.stem, str(path), train, test, classes, augmentation, mean, std)
+
+
+def _read(path: Path) -> dict[str, Array]:
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        if not isinstance(loaded, np.lib.npyio.NpzFile):
+            raise FlatfedError(f"{path}: one array, not an archive; save it with numpy.savez")
+        with loaded as archive:
+            return {name: archive[name] for name in archive.files}
+    except FileNotFoundError:
+        raise FlatfedError(f"{path}: not found; save it with numpy.savez or give another file") from None
+    except FlatfedError:
+        raise
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise FlatfedError(f"{path}: not a readable .npz archive ({brief(error)}); save it again") from None
+
+
+def from_arrays(
+    name: str,
+    source: str,
+    train: Labelled,
+    test: Labelled,
+    classes: int | None = None,
+    augmentation: Augmentation = "none",
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+) -> TrainTest:
+    """A data set from arrays; errors say that they came from `source`."""
+    if train.groups is None:
+        test = test._replace(groups=None)
+    for part, samples in (("train", train), ("test", test)):
+        _check_part(source, part, samples)
+    if train.inputs.shape[1:] != test.inputs.shape[1:] or train.inputs.dtype.kind != test.inputs.dtype.kind:
         raise FlatfedError(
-            f"{where}: test_inputs are {test[0].dtype} {list(test[0].shape[1:])}, train_inputs "
-            f"{train[0].dtype} {list(train[0].shape[1:])}; make them alike"
+            f"{source}: test_inputs are {test.inputs.dtype} {list(test.inputs.shape[1:])}, train_inputs "
+            f"{train.inputs.dtype} {list(train.inputs.shape[1:])}; make them alike"
         )
-    highest = int(max(train[1].max(), test[1].max()))
+    highest = int(max(train.labels.max(), test.labels.max()))
     if classes is not None and highest >= classes:
         raise FlatfedError(
-            f"{where}: label {highest} is outside 0 … {classes - 1}; give classes={highest + 1}"
+            f"{source}: label {highest} is outside 0 … {classes - 1}; give classes={highest + 1}"
         )
-    found = classes or highest + 1
-    if train[0].dtype == np.uint8:
-        images = [_as_images(where, inputs) for inputs, _ in (train, test)]
-        made = image_set(name, (images[0], train[1]), (images[1], test[1]), found, mean, std, augmentation)
-    elif augmentation != "none" or mean is not None or std is not None:
-        raise FlatfedError(f"{where}: only uint8 images are normalised or augmented; leave out the option")
-    else:
-        made = TrainTest(
-            torch.from_numpy(_as_numbers(train[0])),
-            torch.from_numpy(train[1].astype(np.int64)),
-            torch.from_numpy(_as_numbers(test[0])),
-            torch.from_numpy(test[1].astype(np.int64)),
-            found,
-            name,
-        )
-    return with_groups(made, where, *groups)
+    classes = classes or highest + 1
+    if train.inputs.dtype == np.uint8:
+        train, test = (part._replace(inputs=_as_images(source, part.inputs)) for part in (train, test))
+        return image_set(name, train, test, classes, mean, std, augmentation)
+    if augmentation != "none" or mean is not None or std is not None:
+        raise FlatfedError(f"{source}: only uint8 images are normalised or augmented; leave out the option")
+    kind = np.float32 if train.inputs.dtype.kind in "fb" else np.int64
+    train, test = (part._replace(inputs=np.ascontiguousarray(part.inputs, kind)) for part in (train, test))
+    return train_test(name, train, test, classes)
 
 
-def _check_part(where: str, part: str, inputs: Array, targets: Array) -> None:
+def _check_part(source: str, part: str, samples: Labelled) -> None:
+    inputs, labels, groups = samples
     if inputs.ndim < 2 or inputs.dtype.kind not in "fiub" or len(inputs) == 0:
         raise FlatfedError(
-            f"{where}: {part}_inputs are {inputs.dtype} {list(inputs.shape)}; give numbers [samples, …]"
+            f"{source}: {part}_inputs are {inputs.dtype} {list(inputs.shape)}; give numbers [samples, …]"
         )
     if inputs.dtype.kind == "f" and not np.isfinite(inputs).all():
-        raise FlatfedError(f"{where}: {part}_inputs contain NaN or infinity; clean the data first")
-    if targets.shape != (len(inputs),) or targets.dtype.kind not in "iu":
+        raise FlatfedError(f"{source}: {part}_inputs contain NaN or infinity; clean the data first")
+    if labels.shape != (len(inputs),) or labels.dtype.kind not in "iu":
         raise FlatfedError(
-            f"{where}: {part}_targets are {targets.dtype} {list(targets.shape)}; give one whole number for "
+            f"{source}: {part}_targets are {labels.dtype} {list(labels.shape)}; give one whole number for "
             f"each of the {len(inputs)} inputs"
         )
-    if int(targets.min()) < 0:
-        raise FlatfedError(f"{where}: {part}_targets hold {int(targets.min())}; labels count from 0")
+    if int(labels.min()) < 0:
+        raise FlatfedError(f"{source}: {part}_targets hold {int(labels.min())}; labels count from 0")
+    if groups is not None and (groups.shape != (len(inputs),) or groups.dtype.kind not in "iuU"):
+        raise FlatfedError(
+            f"{source}: groups are {groups.dtype} {list(groups.shape)} for {len(inputs)} samples; give "
+            "each sample one whole number or text"
+        )
 
 
-def _as_images(where: str, inputs: Array) -> NDArray[np.uint8]:
+def _as_images(source: str, inputs: Array) -> Bytes:
     images = inputs[:, None] if inputs.ndim == 3 else inputs
     if images.ndim != 4 or images.shape[1] > 4:
         raise FlatfedError(
-            f"{where}: uint8 inputs of {list(inputs.shape[1:])} are no images [channels, height, width]; "
+            f"{source}: uint8 inputs of {list(inputs.shape[1:])} are no images [channels, height, width]; "
             "move the axes or store another type"
         )
     return np.ascontiguousarray(images)
-
-
-def _as_numbers(inputs: Array) -> Array:
-    return np.ascontiguousarray(inputs, np.float32 if inputs.dtype.kind in "fb" else np.int64)

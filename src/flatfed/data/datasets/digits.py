@@ -13,12 +13,18 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from flatfed.data.datasets.base import Folder, TrainTest
+from flatfed.data.datasets.base import TrainTest
+from flatfed.data.datasets.catalog import DatasetInfo, Folder, register
 
 TEST_STRIDE = 5
 BRIGHTEST = 16.0  # pixels count the dark cells of a 4x4 block
 
 
+@register(
+    DatasetInfo(
+        "digits", "grey handwritten digits 8×8, 10 classes, 1,442 + 355", origin="inside scikit-learn"
+    )
+)
 def load_digits_tensors(folder: Folder = None) -> TrainTest:
     """Load the digits, inputs float32 in [0, 1] shaped [samples, 1, 8, 8], about 20 % of them test.
 

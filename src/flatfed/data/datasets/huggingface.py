@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from flatfed.core.errors import FlatfedError, did_you_mean
-from flatfed.data.datasets.arrays import Array, from_arrays
-from flatfed.data.datasets.base import TrainTest
+from flatfed.data.datasets.arrays import from_arrays
+from flatfed.data.datasets.base import Array, Labelled, TrainTest
 from flatfed.data.transform import Augmentation
 
 
@@ -34,48 +34,35 @@ def from_huggingface(
     `group_column` names the natural client of each sample, a writer or a user.
     """
     parts = []
-    groups: list[Array | None] = []
     for split in (train, test):
         try:
             rows = dataset_dict[split]
         except KeyError:
             hint = did_you_mean(split, dataset_dict)
             raise FlatfedError(f"dataset_dict: no split {split!r}; {hint}") from None
-        inputs = _inputs(split, input_column, _column(rows, split, input_column))
-        parts.append((inputs, _array(split, target_column, _column(rows, split, target_column))))
-        groups.append(
-            None if group_column is None else _array(split, group_column, _column(rows, split, group_column))
-        )
+        groups = None if group_column is None else _array(rows, split, group_column)
+        parts.append(Labelled(_array(rows, split, input_column), _array(rows, split, target_column), groups))
     feature = (getattr(dataset_dict[train], "features", None) or {}).get(target_column)
     classes = getattr(feature, "num_classes", None)
-    return from_arrays(
-        name, name, parts[0], parts[1], classes, (groups[0], groups[1]), augmentation, mean, std
-    )
+    return from_arrays(name, name, parts[0], parts[1], classes, augmentation, mean, std)
 
 
-def _column(rows: Any, split: str, column: str) -> list[Any]:
+def _array(rows: Any, split: str, column: str) -> Array:
     try:
-        return list(rows[column])
+        values = list(rows[column])
     except (KeyError, TypeError):
         names = getattr(rows, "column_names", None) or list(getattr(rows, "features", None) or rows)
         hint = did_you_mean(column, map(str, names))
         raise FlatfedError(f"{split}.{column}: no such column; {hint}") from None
-
-
-def _inputs(split: str, column: str, values: list[Any]) -> Array:
-    if values and hasattr(values[0], "convert") and hasattr(values[0], "mode"):
+    are_pictures = bool(values) and hasattr(values[0], "convert") and hasattr(values[0], "mode")
+    if are_pictures:
         # Pillow images; one colour image among grey ones makes all of them colour.
         mode = "L" if all(image.mode in {"1", "L"} for image in values) else "RGB"
-        pixels = _array(split, column, [np.asarray(image.convert(mode)) for image in values])
-        return pixels if mode == "L" else pixels.transpose(0, 3, 1, 2)
-    return _array(split, column, values)
-
-
-def _array(split: str, column: str, values: list[Any]) -> Array:
+        values = [np.asarray(image.convert(mode)) for image in values]
     try:
-        made = np.asarray(values)
+        array = np.asarray(values)
     except (ValueError, TypeError):
         raise FlatfedError(f"{split}.{column}: its values differ in shape; make them alike") from None
-    if made.dtype == object:
+    if array.dtype == object:
         raise FlatfedError(f"{split}.{column}: its values are not numbers; turn them into numbers first")
-    return made
+    return array.transpose(0, 3, 1, 2) if are_pictures and array.ndim == 4 else array

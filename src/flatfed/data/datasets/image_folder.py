@@ -1,23 +1,32 @@
-"""Images in folders: `train/CLASS/*` and `test/CLASS/*`, classes numbered by name.
+"""Images in files: `train/CLASS/*` and `test/CLASS/*`, classes numbered by name.
 
 All images must have one size. Without `mean` and `std` pixels are normalised by the mean and deviation of
-the training images.
+the training images. Files are read by Pillow, which only data sets of image files need.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from flatfed.core.errors import FlatfedError
-from flatfed.data.datasets.base import Folder, Labelled, TrainTest, image_set, root_folder
-from flatfed.data.datasets.pictures import class_folders, picture_paths, read_pictures
+from flatfed.data.datasets.base import Bytes, Labelled, TrainTest, image_set
+from flatfed.data.datasets.catalog import DatasetInfo, Folder, brief, register, root_folder
 from flatfed.data.transform import Augmentation
 
+SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 
+
+@register(
+    DatasetInfo(
+        "image_folder", "images in train/CLASS/ and test/CLASS/", origin="your own images: folder = …"
+    )
+)
 def load_image_folder(
     folder: Folder = None,
     augmentation: Augmentation = "none",
@@ -34,23 +43,76 @@ def load_image_folder(
     names = [path.name for path in class_folders(root / "train")]
     if not names:
         raise FlatfedError(f"{root / 'train'}: no class folders; put the images into train/CLASS/")
-    train = read_classes(root / "train", names, channels)
-    test = read_classes(root / "test", names, channels, (train[0].shape[2], train[0].shape[3]))
+    train = read_class_folders(root / "train", names, channels)
+    _, _, height, width = train.inputs.shape
+    test = read_class_folders(root / "test", names, channels, (height, width))
     return image_set("image_folder", train, test, len(names), mean, std, augmentation)
 
 
-def read_classes(
+def picture_paths(folder: Path) -> list[Path]:
+    """The image files directly in a folder, by name; hidden ones are left by operating systems."""
+    return sorted(
+        path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+    )
+
+
+def class_folders(folder: Path) -> list[Path]:
+    """The sub-folders of a folder, by name; hidden ones are not classes."""
+    try:
+        return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    except OSError as error:
+        raise FlatfedError(
+            f"{folder}: cannot be read ({error.strerror}); give a folder with one sub-folder per class"
+        ) from None
+
+
+def read_class_folders(
     folder: Path, names: Sequence[str], channels: int = 3, size: tuple[int, int] | None = None
 ) -> Labelled:
     """The images in `folder/NAME/*`, labelled by the position of NAME."""
-    paths: list[Path] = []
-    labels: list[int] = []
+    labelled: list[tuple[Path, int]] = []
     for path in class_folders(folder):
         if path.name not in names:
             raise FlatfedError(f"{path}: not a known class; remove it or add training images of that class")
-        found = picture_paths(path)
-        paths += found
-        labels += [names.index(path.name)] * len(found)
-    if not paths:
+        labelled += [(picture, names.index(path.name)) for picture in picture_paths(path)]
+    if not labelled:
         raise FlatfedError(f"{folder}: no images; put them into {folder}/CLASS/")
-    return read_pictures(paths, channels, size), np.array(labels)
+    return read_pictures(labelled, channels, size)
+
+
+def read_pictures(
+    labelled: Sequence[tuple[Path, int]], channels: int = 3, size: tuple[int, int] | None = None
+) -> Labelled:
+    """Images as uint8 [n, C, H, W], all of `size` (height, width) or of the first one's, and their labels."""
+    pillow = _pillow()
+    mode = {1: "L", 3: "RGB"}[channels]
+
+    def read(path: Path) -> Bytes:
+        try:
+            with pillow.open(path) as image:
+                pixels = np.asarray(image.convert(mode))
+        except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
+            raise FlatfedError(f"{path}: not a readable image ({brief(error)}); replace it") from None
+        return pixels.reshape(*pixels.shape[:2], channels).transpose(2, 0, 1)
+
+    height, width = size or read(labelled[0][0]).shape[1:]
+    paths, labels = zip(*labelled, strict=True)
+    images = np.empty((len(paths), channels, height, width), np.uint8)
+    # Decoding leaves the interpreter lock free.
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        for number, pixels in enumerate(pool.map(read, paths)):
+            if pixels.shape[1:] != (height, width):
+                raise FlatfedError(
+                    f"{paths[number]}: {list(pixels.shape[1:])} pixels where {[height, width]} are expected; "
+                    "make all images one size"
+                )
+            images[number] = pixels
+    return Labelled(images, np.array(labels))
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image  # noqa: PLC0415 (optional)
+    except ImportError:
+        raise FlatfedError("Pillow: missing, and image files need it; run `pip install Pillow`") from None
+    return Image

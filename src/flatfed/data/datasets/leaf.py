@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flatfed.core.errors import FlatfedError
-from flatfed.data.datasets.base import Place
+from flatfed.data.datasets.catalog import DatasetInfo
 
 
 class UserSamples(NamedTuple):
@@ -20,26 +20,22 @@ class UserSamples(NamedTuple):
     targets: list[Any]
 
 
-def read_users(place: Place, folder: Path) -> Iterator[UserSamples]:
+def read_users(info: DatasetInfo, folder: Path) -> Iterator[UserSamples]:
     """Every user of every file, one file in memory at a time."""
     paths = sorted(folder.glob("*.json"))
     if not paths:
-        raise FlatfedError(f"{folder}: no .json files; {place.remedy} or put the files there")
+        raise FlatfedError(f"{folder}: no .json files; {info.remedy} or put the files there")
     for path in paths:
         try:
-            users = json.loads(place.read(path))["user_data"]
-            samples = [
-                UserSamples(path, user, values["x"], values["y"]) for user, values in sorted(users.items())
-            ]
+            users = sorted(json.loads(info.read(path))["user_data"].items())
+            samples = [UserSamples(path, user, values["x"], values["y"]) for user, values in users]
         except (json.JSONDecodeError, UnicodeDecodeError):
-            raise place.damaged(path, "truncated or not JSON") from None
+            raise info.damaged(path, "truncated or not JSON") from None
         except (KeyError, TypeError, AttributeError):
-            raise place.damaged(path, "has no user_data with x and y of each user") from None
-        for each in samples:
-            if not isinstance(each.inputs, list) or not isinstance(each.targets, list):
-                raise place.damaged(path, f"x or y of user {each.user!r} is not a list")
-            if len(each.inputs) != len(each.targets):
-                raise place.damaged(
-                    path, f"user {each.user!r} has {len(each.inputs)} inputs but {len(each.targets)} targets"
-                )
+            raise info.damaged(path, "has no user_data with x and y of each user") from None
+        for _, user, inputs, targets in samples:
+            if not isinstance(inputs, list) or not isinstance(targets, list):
+                raise info.damaged(path, f"x or y of user {user!r} is not a list")
+            if len(inputs) != len(targets):
+                raise info.damaged(path, f"user {user!r} has {len(inputs)} inputs but {len(targets)} targets")
         yield from samples

@@ -1,25 +1,94 @@
-"""MNIST: 70,000 grey handwritten digits of 28×28 pixels, 10 classes, in idx files, packed or not."""
+"""MNIST and Fashion-MNIST: 70,000 grey images of 28×28 pixels, 10 classes, in idx files, packed or not.
+
+Debian's package `dataset-fashion-mnist` is found where it installs itself, unless a folder is given.
+"""
 
 from __future__ import annotations
 
-from flatfed.data.datasets.base import Folder, Place, TrainTest
-from flatfed.data.datasets.idx import load_ten_classes
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
-PLACE = Place(
-    "mnist",
-    "grey handwritten digits 28×28, 10 classes, 60,000 + 10,000",
-    ("mnist", "MNIST/raw"),
-    ("train-images-idx3-ubyte", "train-images-idx3-ubyte.gz"),
-)
+from flatfed.core.errors import check_choice
+from flatfed.data.datasets.base import TrainTest, image_set
+from flatfed.data.datasets.catalog import DatasetInfo, Download, Folder, register
+from flatfed.data.datasets.idx import read_labelled
+
+Normalisation = Literal["own", "mnist"]
+
+NAMES = [f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
 MEAN, STD = 0.1307, 0.3081
-CHECKSUMS = {  # of the unpacked files
-    "train-images-idx3-ubyte": "md5:6bbc9ace898e44ae57da46a324031adb",
-    "train-labels-idx1-ubyte": "md5:a25bea736e30d166cdddb491f175f624",
-    "t10k-images-idx3-ubyte": "md5:2646ac647ad5339dbf082846283269ea",
-    "t10k-labels-idx1-ubyte": "md5:27ae3e4e09519cfbb04c329615203637",
+FASHION_NORMALISATIONS = {
+    "own": (0.2860, 0.3530),
+    "mnist": (MEAN, STD),  # DynaFed's code treats both data sets alike
 }
 
 
+class _File(NamedTuple):
+    """One of the four files, in the order of `NAMES`, as it is published."""
+
+    checksum: str  # of the content, because Debian packs the files anew
+    packed_checksum: str
+    packed_size: int
+
+
+def _downloads(files: Sequence[_File], *urls: str) -> tuple[Download, ...]:
+    return tuple(
+        Download(tuple(f"{url}{name}.gz" for url in urls), file.packed_checksum, file.packed_size)
+        for name, file in zip(NAMES, files, strict=True)
+    )
+
+
+MNIST_FILES = (
+    _File("md5:6bbc9ace898e44ae57da46a324031adb", "md5:f68b3c2dcbeaaa9fbdd348bbdeb94873", 9_912_422),
+    _File("md5:a25bea736e30d166cdddb491f175f624", "md5:d53e105ee54ea40749a09fcbcd1e9432", 28_881),
+    _File("md5:2646ac647ad5339dbf082846283269ea", "md5:9fb629c4189551a2d022fa330f9573f3", 1_648_877),
+    _File("md5:27ae3e4e09519cfbb04c329615203637", "md5:ec29112dd5afa0611ce80d1b7f02629c", 4_542),
+)
+MNIST = DatasetInfo(
+    "mnist",
+    "grey handwritten digits 28×28, 10 classes, 60,000 + 10,000",
+    folders=("mnist", "MNIST/raw"),
+    markers=(NAMES[0], f"{NAMES[0]}.gz"),
+    downloads=_downloads(
+        MNIST_FILES,
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        "https://storage.googleapis.com/cvdf-datasets/mnist/",
+    ),
+)
+FASHION_FILES = (
+    _File("md5:f4a8712d7a061bf5bd6d2ca38dc4d50a", "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d", 26_421_880),
+    _File("md5:9018921c3c673c538a1fc5bad174d6f9", "md5:25c81989df183df01b3e8a0aad5dffbe", 29_515),
+    _File("md5:8181f5470baa50b63fa0f6fddb340f0a", "md5:bef4ecab320f06d8554ea6380940ec79", 4_422_102),
+    _File("md5:15d484375f8d13e6eb1aabb0c3f46965", "md5:bb300cfdad3c16e7a12a480ee83cd310", 5_148),
+)
+FASHION_MNIST = DatasetInfo(
+    "fashion_mnist",
+    "grey pictures of clothes 28×28, 10 classes, 60,000 + 10,000",
+    folders=("fashion-mnist", "FashionMNIST/raw"),
+    markers=MNIST.markers,
+    system_folders=("/usr/share/datasets/fashion-mnist",),
+    downloads=_downloads(FASHION_FILES, "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"),
+)
+
+
+@register(MNIST)
 def load_mnist(folder: Folder = None, verify: bool = True) -> TrainTest:
     """Load MNIST as uint8 [samples, 1, 28, 28]."""
-    return load_ten_classes(PLACE, folder, CHECKSUMS if verify else {}, MEAN, STD)
+    return _load(MNIST, folder, MNIST_FILES if verify else (), MEAN, STD)
+
+
+@register(FASHION_MNIST)
+def load_fashion_mnist(
+    folder: Folder = None, normalisation: Normalisation = "own", verify: bool = True
+) -> TrainTest:
+    """Load Fashion-MNIST as uint8 [samples, 1, 28, 28]."""
+    check_choice("normalisation", normalisation, FASHION_NORMALISATIONS)
+    mean, std = FASHION_NORMALISATIONS[normalisation]
+    return _load(FASHION_MNIST, folder, FASHION_FILES if verify else (), mean, std)
+
+
+def _load(info: DatasetInfo, folder: Folder, files: Sequence[_File], mean: float, std: float) -> TrainTest:
+    located = info.find(folder)
+    checksums = dict(zip(NAMES, (file.checksum for file in files), strict=False))
+    train, test = (read_labelled(info, located / part, 10, checksums=checksums) for part in ("train", "t10k"))
+    return image_set(info.name, train, test, 10, (mean,), (std,))

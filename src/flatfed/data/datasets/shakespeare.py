@@ -17,55 +17,45 @@ The FedSAGD setting, which is the default: of the roles with more than 2000 trai
 from __future__ import annotations
 
 import string
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 from xml.etree import ElementTree
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from flatfed.core import random
 from flatfed.core.errors import FlatfedError
-from flatfed.data.datasets.base import Bytes, Folder, Place, TrainTest
+from flatfed.data.datasets.base import Bytes, Labelled, TrainTest, train_test
+from flatfed.data.datasets.catalog import DatasetInfo, Folder, archive, register
 from flatfed.data.datasets.leaf import UserSamples, read_users
+from flatfed.data.transform import AsStored
 
 ALPHABET = "".join(sorted("\n !\"&'(),-.:;>?[]}" + string.digits + string.ascii_letters))
 WINDOW = 80
 PLAYS = 37
 TRAIN_PERCENT = 80
-PLACE = Place(
+SHAKESPEARE = DatasetInfo(
     "shakespeare",
     "next character in Shakespeare's plays by role, 80 classes, 100 roles of 2,000 + 400",
-    ("shakespeare", "shakespeare/data", "shaks200"),
-    ("*.xml", "train/*.json"),
+    folders=("shakespeare", "shakespeare/data", "shaks200"),
+    markers=("*.xml", "train/*.json"),
+    downloads=archive("https://www.ibiblio.org/bosak/xml/eg/shaks200.zip", None, 2_200_000, "*.xml"),
 )
 
+# Samples are bytes [n, 81]: 80 characters and the one after them. Training and test samples by role.
+Roles = dict[str, tuple[Bytes, Bytes]]
 
-@dataclass(frozen=True)
-class CharacterNumbers:
+
+class CharacterNumbers(AsStored):
     """Characters are stored as bytes; models that embed them want int64."""
-
-    draws = False
-
-    def train(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
-        return inputs.long()
 
     def evaluate(self, inputs: Tensor) -> Tensor:
         return inputs.long()
 
 
-class Samples(NamedTuple):
-    """Windows [n, 80] and the character after each [n]."""
-
-    windows: Bytes
-    following: Bytes
-
-
-Roles = dict[str, tuple[Samples, Samples]]  # training and test samples by role
-
-
+@register(SHAKESPEARE)
 def load_shakespeare(
     folder: Folder = None,
     roles: int = 100,
@@ -81,10 +71,10 @@ def load_shakespeare(
     for option, value in (("roles", roles), ("train_samples", train_samples), ("test_samples", test_samples)):
         if value < 0:
             raise FlatfedError(f"{option} = {value}: must be 0 (all) or more")
-    found = PLACE.find(folder)
-    is_leaf = any(found.glob("train/*.json"))
-    known = _roles_from_json(found) if is_leaf else _roles_from_plays(found, verify)
-    return _cropped(known, roles, train_samples, test_samples, crop_seed)
+    located = SHAKESPEARE.find(folder)
+    is_leaf = any(located.glob("train/*.json"))
+    all_roles = _roles_from_json(located) if is_leaf else _roles_from_plays(located, verify)
+    return _cropped(all_roles, roles, train_samples, test_samples, crop_seed)
 
 
 def encode(text: str) -> Bytes:
@@ -92,105 +82,86 @@ def encode(text: str) -> Bytes:
     return _NUMBERS[np.minimum(np.frombuffer(text.encode("utf-32-le"), np.uint32), 255)]
 
 
-def _alphabet_table() -> Bytes:
-    table = np.full(256, len(ALPHABET) - 1, np.uint8)
-    table[[ord(character) for character in ALPHABET]] = np.arange(len(ALPHABET))
-    return table
+_NUMBERS = np.full(256, len(ALPHABET) - 1, np.uint8)
+_NUMBERS[[ord(character) for character in ALPHABET]] = np.arange(len(ALPHABET))
 
 
-_NUMBERS = _alphabet_table()
-
-
-def windows(text: str) -> Samples:
+def samples_of(text: str) -> Bytes:
     """All samples of a text, in order."""
     codes = encode(text)
     if len(codes) <= WINDOW:
-        return Samples(np.empty((0, WINDOW), np.uint8), np.empty(0, np.uint8))
-    return Samples(np.lib.stride_tricks.sliding_window_view(codes[:-1], WINDOW), codes[WINDOW:])
-
-
-def _split_in_time(samples: Samples) -> tuple[Samples, Samples]:
-    cut = len(samples.following) * TRAIN_PERCENT // 100
-    resume = cut + WINDOW
-    return (
-        Samples(samples.windows[:cut], samples.following[:cut]),
-        Samples(samples.windows[resume:], samples.following[resume:]),
-    )
+        return np.empty((0, WINDOW + 1), np.uint8)
+    return np.lib.stride_tricks.sliding_window_view(codes, WINDOW + 1)
 
 
 def _roles_from_plays(folder: Path, verify: bool) -> Roles:
     paths = sorted(folder.glob("*.xml"))
-    if verify and len(paths) != PLAYS:
-        raise FlatfedError(
-            f"{folder}: {len(paths)} .xml files where {PLAYS} plays are published; {PLACE.remedy} or load "
-            "with verify=False"
-        )
-    texts: dict[str, list[str]] = {}
+    if verify:
+        SHAKESPEARE.check_count(folder, len(paths), PLAYS, ".xml files")
+    texts = defaultdict(list)
     for path in paths:
         for role, text in speeches(path):
-            texts.setdefault(role, []).append(text)
-    return {role: _split_in_time(windows(" ".join(parts))) for role, parts in texts.items()}
+            texts[role].append(text)
+    roles = {}
+    for role, parts in texts.items():
+        samples = samples_of(" ".join(parts))
+        cut = len(samples) * TRAIN_PERCENT // 100
+        roles[role] = samples[:cut], samples[cut + WINDOW :]
+    return roles
 
 
 def speeches(path: Path) -> list[tuple[str, str]]:
     """(role, text) of each speech of a play, in order."""
     try:
-        play = ElementTree.fromstring(PLACE.read(path))
+        play = ElementTree.fromstring(SHAKESPEARE.read(path))
     except ElementTree.ParseError as error:
-        raise PLACE.damaged(path, f"truncated or not XML ({error})") from None
+        raise SHAKESPEARE.damaged(path, f"truncated or not XML ({error})") from None
     title = play.findtext("TITLE")
     if play.tag != "PLAY" or not title:
-        raise PLACE.damaged(path, f"is a <{play.tag}>, not a <PLAY> with a <TITLE>")
-    found = []
+        raise SHAKESPEARE.damaged(path, f"is a <{play.tag}>, not a <PLAY> with a <TITLE>")
+    spoken = []
     for speech in play.iter("SPEECH"):
-        text = " ".join(filter(None, (_spoken(line) for line in speech.iter("LINE"))))
+        text = " ".join(filter(None, (_line_text(line) for line in speech.iter("LINE"))))
         for speaker in speech.findall("SPEAKER"):
             name = " ".join((speaker.text or "").split())
             if name and text:
-                found.append((f"{title}: {name}", text))
-    if not found:
-        raise PLACE.damaged(path, "no <SPEECH> with a <SPEAKER> and a <LINE>")
-    return found
+                spoken.append((f"{title}: {name}", text))
+    if not spoken:
+        raise SHAKESPEARE.damaged(path, "no <SPEECH> with a <SPEAKER> and a <LINE>")
+    return spoken
 
 
-def _spoken(line: ElementTree.Element) -> str:
+def _line_text(line: ElementTree.Element) -> str:
     """A line's text without the stage directions inside it."""
     parts = [line.text or "", *(child.tail or "" for child in line)]
     return " ".join(" ".join(parts).split())
 
 
 def _roles_from_json(folder: Path) -> Roles:
-    parts = []
-    for part in ("train", "test"):
-        found: dict[str, list[Samples]] = {}
-        for each in read_users(PLACE, folder / part):
-            found.setdefault(each.user, []).append(_encoded(each))
-        parts.append({role: _joined(several) for role, several in found.items()})
-    train, test = parts
-    return {role: (train[role], test[role]) for role in train.keys() & test.keys()}
+    train: dict[str, list[Bytes]] = defaultdict(list)
+    test: dict[str, list[Bytes]] = defaultdict(list)
+    for part, samples in (("train", train), ("test", test)):
+        for role in read_users(SHAKESPEARE, folder / part):
+            samples[role.user].append(_encoded(role))
+    return {
+        role: (np.concatenate(train[role]), np.concatenate(test[role])) for role in train.keys() & test.keys()
+    }
 
 
-def _joined(several: list[Samples]) -> Samples:
-    return Samples(
-        np.concatenate([each.windows for each in several]),
-        np.concatenate([each.following for each in several]),
-    )
+def _encoded(role: UserSamples) -> Bytes:
+    if not all(isinstance(text, str) and len(text) == WINDOW for text in role.inputs):
+        raise SHAKESPEARE.damaged(role.path, f"an input of role {role.user!r} has not {WINDOW} characters")
+    if not all(isinstance(text, str) and len(text) == 1 for text in role.targets):
+        raise SHAKESPEARE.damaged(role.path, f"a target of role {role.user!r} is not one character")
+    text = "".join(window + following for window, following in zip(role.inputs, role.targets, strict=True))
+    return encode(text).reshape(-1, WINDOW + 1)
 
 
-def _encoded(each: UserSamples) -> Samples:
-    inputs, targets = each.inputs, each.targets
-    if not all(isinstance(text, str) and len(text) == WINDOW for text in inputs):
-        raise PLACE.damaged(each.path, f"an input of role {each.user!r} has not {WINDOW} characters")
-    if not all(isinstance(text, str) and len(text) == 1 for text in targets):
-        raise PLACE.damaged(each.path, f"a target of role {each.user!r} is not one character")
-    return Samples(encode("".join(inputs)).reshape(-1, WINDOW), encode("".join(targets)))
-
-
-def _cropped(known: Roles, roles: int, train_samples: int, test_samples: int, seed: int) -> TrainTest:
+def _cropped(all_roles: Roles, roles: int, train_samples: int, test_samples: int, seed: int) -> TrainTest:
     eligible = sorted(
         role
-        for role, (train, test) in known.items()
-        if len(train.following) > train_samples and len(test.following) > test_samples
+        for role, (train, test) in all_roles.items()
+        if len(train) > train_samples and len(test) > test_samples
     )
     if len(eligible) < max(roles, 1):
         raise FlatfedError(
@@ -201,26 +172,21 @@ def _cropped(known: Roles, roles: int, train_samples: int, test_samples: int, se
     if roles:
         chosen = np.sort(generator.choice(len(eligible), roles, replace=False))
         eligible = [eligible[number] for number in chosen]
-    train = [_stretch(known[role][0], train_samples, generator) for role in eligible]
-    test = [_stretch(known[role][1], test_samples, generator) for role in eligible]
-    train_all, test_all = _joined(train), _joined(test)
-    return TrainTest(
-        train_inputs=torch.from_numpy(train_all.windows),
-        train_targets=torch.from_numpy(train_all.following.astype(np.int64)),
-        test_inputs=torch.from_numpy(test_all.windows),
-        test_targets=torch.from_numpy(test_all.following.astype(np.int64)),
-        classes=len(ALPHABET),
-        name="shakespeare",
-        transform=CharacterNumbers(),
-        groups=np.repeat(np.arange(len(eligible)), [len(each.following) for each in train]),
-        test_groups=np.repeat(np.arange(len(eligible)), [len(each.following) for each in test]),
-        group_names=tuple(eligible),
-    )
+    train = [_stretch(all_roles[role][0], train_samples, generator) for role in eligible]
+    test = [_stretch(all_roles[role][1], test_samples, generator) for role in eligible]
+    data = train_test("shakespeare", _labelled(train), _labelled(test), len(ALPHABET), CharacterNumbers())
+    return replace(data, group_names=tuple(eligible))
 
 
-def _stretch(samples: Samples, length: int, generator: np.random.Generator) -> Samples:
+def _stretch(samples: Bytes, length: int, generator: np.random.Generator) -> Bytes:
     """A random contiguous part, or everything if the length is 0."""
     if not length:
         return samples
-    start = int(generator.integers(len(samples.following) - length + 1))
-    return Samples(samples.windows[start : start + length], samples.following[start : start + length])
+    start = int(generator.integers(len(samples) - length + 1))
+    return samples[start : start + length]
+
+
+def _labelled(roles: list[Bytes]) -> Labelled:
+    inputs = np.concatenate([samples[:, :WINDOW] for samples in roles])
+    labels = np.concatenate([samples[:, WINDOW] for samples in roles])
+    return Labelled(inputs, labels, np.repeat(np.arange(len(roles)), [len(samples) for samples in roles]))

@@ -8,66 +8,73 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
-from flatfed.data.datasets.base import Folder, Labelled, Place, TrainTest, image_set
-from flatfed.data.datasets.pictures import picture_paths, read_pictures
+from flatfed.data.datasets.base import TrainTest, image_set
+from flatfed.data.datasets.catalog import DatasetInfo, Folder, archive, register
+from flatfed.data.datasets.image_folder import picture_paths, read_pictures
 from flatfed.data.transform import Augmentation
 
-PLACE = Place(
+TINY_IMAGENET = DatasetInfo(
     "tiny_imagenet",
     "colour images 64×64, 200 classes, 100,000 + 10,000",
-    ("tiny-imagenet-200",),
-    ("wnids.txt",),
+    folders=("tiny-imagenet-200",),
+    markers=("wnids.txt",),
+    downloads=archive(
+        "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+        "md5:90528d7ca1a48142e341f4ef8d21d0de",
+        248_100_043,
+        "train",
+        "val",
+        "wnids.txt",
+        "words.txt",
+    ),
 )
 MEAN, STD = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)
 CLASSES, TRAIN, TEST = 200, 100_000, 10_000
 
 
+@register(TINY_IMAGENET)
 def load_tiny_imagenet(
     folder: Folder = None, augmentation: Augmentation = "none", verify: bool = True
 ) -> TrainTest:
     """Load Tiny ImageNet as uint8 [samples, 3, 64, 64]."""
-    found = PLACE.find(folder)
-    names = sorted(PLACE.read(found / "wnids.txt").decode("utf-8", "replace").split())
-    if not names or (verify and len(names) != CLASSES):
-        raise PLACE.damaged(found / "wnids.txt", f"{len(names)} classes where {CLASSES} are published")
-    train, test = _train(found, names), _test(found, names)
-    for part, labelled, published in (("train", train, TRAIN), ("val", test, TEST)):
-        if verify and len(labelled[1]) != published:
-            raise PLACE.damaged(
-                found / part, f"{len(labelled[1]):,} images where {published:,} are published"
-            )
-    return image_set("tiny_imagenet", train, test, len(names), MEAN, STD, augmentation)
+    located = TINY_IMAGENET.find(folder)
+    names = sorted(_read_text(located / "wnids.txt").split())
+    if verify or not names:
+        TINY_IMAGENET.check_count(located / "wnids.txt", len(names), CLASSES, "classes")
+    train, test = _train_paths(located / "train", names), _test_paths(located / "val", names)
+    if verify:
+        TINY_IMAGENET.check_count(located / "train", len(train), TRAIN)
+        TINY_IMAGENET.check_count(located / "val", len(test), TEST)
+    images, test_images = (read_pictures(labelled, size=(64, 64)) for labelled in (train, test))
+    return image_set("tiny_imagenet", images, test_images, len(names), MEAN, STD, augmentation)
 
 
-def _train(found: Path, names: list[str]) -> Labelled:
-    paths: list[Path] = []
-    labels: list[int] = []
+def _train_paths(folder: Path, names: list[str]) -> list[tuple[Path, int]]:
+    labelled: list[tuple[Path, int]] = []
     for number, name in enumerate(names):
-        folder = found / "train" / name / "images"
-        if not folder.is_dir():
-            raise PLACE.damaged(folder, "not found, and wnids.txt names its class")
-        pictures = picture_paths(folder)
-        paths += pictures
-        labels += [number] * len(pictures)
-    if not paths:
-        raise PLACE.damaged(found / "train", "no images")
-    return read_pictures(paths, size=(64, 64)), np.array(labels)
+        images = folder / name / "images"
+        if not images.is_dir():
+            raise TINY_IMAGENET.damaged(images, "not found, and wnids.txt names its class")
+        labelled += [(path, number) for path in picture_paths(images)]
+    if not labelled:
+        raise TINY_IMAGENET.damaged(folder, "no images")
+    return labelled
 
 
-def _test(found: Path, names: list[str]) -> Labelled:
-    table = found / "val" / "val_annotations.txt"
-    numbers = {name: number for number, name in enumerate(names)}
-    paths: list[Path] = []
-    labels: list[int] = []
-    for line in PLACE.read(table).decode("utf-8", "replace").splitlines():
-        picture, _, rest = line.partition("\t")
-        name = rest.partition("\t")[0]
-        if name not in numbers or Path(picture).name != picture:
-            raise PLACE.damaged(table, f"the line {line[:40]!r} names no image of a class in wnids.txt")
-        paths.append(found / "val" / "images" / picture)
-        labels.append(numbers[name])
-    if not paths:
-        raise PLACE.damaged(table, "no images")
-    return read_pictures(paths, size=(64, 64)), np.array(labels)
+def _test_paths(folder: Path, names: list[str]) -> list[tuple[Path, int]]:
+    table = folder / "val_annotations.txt"
+    labelled = []
+    for line in _read_text(table).splitlines():
+        picture, name, *_ = [*line.split("\t"), ""]
+        if name not in names or Path(picture).name != picture:
+            raise TINY_IMAGENET.damaged(
+                table, f"the line {line[:40]!r} names no image of a class in wnids.txt"
+            )
+        labelled.append((folder / "images" / picture, names.index(name)))
+    if not labelled:
+        raise TINY_IMAGENET.damaged(table, "no images")
+    return labelled
+
+
+def _read_text(path: Path) -> str:
+    return TINY_IMAGENET.read(path).decode("utf-8", "replace")

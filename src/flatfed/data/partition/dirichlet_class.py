@@ -17,30 +17,28 @@ what they lack, in runs of few classes so that they stay skewed.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.random import Generator
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 
 from flatfed.data.partition.base import (
-    STRICT,
+    Assignment,
+    Classes,
     Concentration,
     Indices,
     Partition,
     PositiveCount,
     apportion,
-    check_minimum,
-    collect,
-    read_classes,
+    register,
 )
 
-# With k short clients on average, all are served about once in exp(k) attempts.
-HOPELESSLY_MANY_SHORT = 10
+# With k clients below the minimum on average, an attempt without any succeeds about once in exp(k).
+MAX_SHORT_CLIENTS = 10
 
 
-@dataclass(frozen=True, config=STRICT)
+@register("dirichlet_class")
 class DirichletClass(Partition):
     """Every class cut over the clients by Dirichlet shares, with a smallest client size."""
 
@@ -48,22 +46,21 @@ class DirichletClass(Partition):
     minimum: PositiveCount = 10
     redraws: Annotated[int, Field(ge=0)] = 100
 
-    def split(self, labels: NDArray[Any], clients: int, generator: np.random.Generator) -> list[Indices]:
-        classes = read_classes(labels, clients)
-        check_minimum(self.minimum, clients, classes.samples)
+    def assign(self, classes: Classes, clients: int, generator: Generator) -> Assignment:
+        classes.check_minimum(self.minimum, clients)
         holdings = self._draw_holdings(classes.counts, clients, generator)
         # One entry per sample, ordered by client and then class.
         owners = np.repeat(np.arange(clients), holdings.sum(axis=1))
         held_class = np.repeat(np.tile(np.arange(classes.count), clients), holdings.ravel())
         owners = _top_up(owners, clients, self.minimum)
-        return collect(classes.shuffled(generator), owners[np.argsort(held_class, kind="stable")], clients)
+        return classes.shuffled(generator), owners[np.argsort(held_class, kind="stable")]
 
-    def _draw_holdings(self, counts: Indices, clients: int, generator: np.random.Generator) -> Indices:
+    def _draw_holdings(self, counts: Indices, clients: int, generator: Generator) -> Indices:
         """Samples per client and class of the first sufficient attempt, or of the best one."""
         best = _cut(counts, clients, self.concentration, generator)
         for _ in range(self.redraws):
             lacking = self._lacking(best)
-            if not 0 < np.count_nonzero(lacking) <= HOPELESSLY_MANY_SHORT:
+            if not 0 < np.count_nonzero(lacking) <= MAX_SHORT_CLIENTS:
                 break
             holdings = _cut(counts, clients, self.concentration, generator)
             if self._lacking(holdings).sum() < lacking.sum():
@@ -71,12 +68,11 @@ class DirichletClass(Partition):
         return best
 
     def _lacking(self, holdings: Indices) -> Indices:
-        """Samples that each client is short of the minimum."""
-        lacking: Indices = np.maximum(self.minimum - holdings.sum(axis=1), 0)
-        return lacking
+        """The number of samples by which each client misses the minimum."""
+        return np.asarray(np.maximum(self.minimum - holdings.sum(axis=1), 0))
 
 
-def _cut(counts: Indices, clients: int, concentration: float, generator: np.random.Generator) -> Indices:
+def _cut(counts: Indices, clients: int, concentration: float, generator: Generator) -> Indices:
     """One attempt: the samples of each class that each client gets, [clients, classes]."""
     holdings = np.zeros((clients, len(counts)), np.int64)
     sizes = np.zeros(clients, np.int64)
@@ -99,10 +95,10 @@ def _top_up(owners: Indices, clients: int, minimum: int) -> Indices:
         return owners
     # Differences of rounded-down running sums are whole numbers that add up exactly.
     gives = np.diff(np.cumsum(surplus) * lacking.sum() // surplus.sum(), prepend=0)
-    place = np.arange(len(owners)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    position = np.arange(len(owners)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     rate, size = gives[owners], sizes[owners]
-    # The same device picks `rate` of `size` places at even distances, hence from all classes alike.
-    given = (place + 1) * rate // size > place * rate // size
+    # The same rounding picks `rate` of `size` positions at even distances, hence from all classes alike.
+    moved = (position + 1) * rate // size > position * rate // size
     topped_up = owners.copy()
-    topped_up[given] = np.repeat(np.arange(clients), lacking)
+    topped_up[moved] = np.repeat(np.arange(clients), lacking)
     return topped_up

@@ -1,22 +1,26 @@
-"""Label skew by a Dirichlet prior per client, without replacement.
+"""Label skew by a Dirichlet prior per client: q_i ~ Dirichlet(concentration * 1) over the classes that occur.
 
-Rule: client i draws class proportions q_i ~ Dirichlet(concentration * 1) over the classes that occur.
-Clients of equal size are then filled in random order: whoever is next draws a class from its q_i,
-draws again while that class has run out, and takes a random sample of it. This is the per-client
-prior of Hsu et al. with the fill of the FedDyn code, used for FedDyn, FedSAM and FedSAGD (FedDyn and
-FedSAGD cite Yurochkin et al., whose rule is the per-class cut of `dirichlet_class`). FedACG uses the
-same prior but weighs single samples, not classes, by it. FedDyn picks the next client uniformly among
+`dirichlet_client`, without replacement: clients of equal size are filled in random order. Whoever is next
+draws a class from its q_i, draws again while that class has run out, and takes a random sample of it. This is
+the per-client prior of Hsu et al. with the fill of the FedDyn code, used for FedDyn, FedSAM and FedSAGD
+(FedDyn and FedSAGD cite Yurochkin et al., whose rule is the per-class cut of `dirichlet_class`). FedACG uses
+the same prior but weighs single samples, not classes, by it. FedDyn picks the next client uniformly among
 those not yet full; here all slots of all clients are in uniformly random order.
+    Sizes: equal to within one sample. Duplicates: none. Unused: none.
 
-Sizes: equal to within one sample. Duplicates: none. Unused: none.
+`dirichlet_client_refill`, with class pools that are refilled: client i draws the class of each of its samples
+from q_i. A class hands out its samples in random order; when all are gone, the whole class is shuffled and
+handed out again. Clients therefore follow their priors exactly, whatever the others take. FL-Simulator,
+FedLESAM, FedSWA and FedNSAM split data this way.
+    Sizes: equal to within one sample. Duplicates: yes, between clients and, for a class handed out more than
+    once, within a client. Unused: yes, the samples of classes in low demand; a small concentration with few
+    clients can leave whole classes out, see `summary`.
 
-Redrawing takes forever when the classes that are left have next to no mass in q_i. Such a client
-draws from then on in proportion to the samples left in each class.
-
-As everything is handed out, the last slots take what remains, whatever the priors say. With few
-clients this limits the skew: over ten equal classes it stops growing below a concentration of about
-0.02 for 20 clients and 0.005 for 100, and then falls slightly. `dirichlet_client_refill` has no such
-limit.
+Without replacement, redrawing takes forever when the classes that are left have next to no mass in q_i. Such
+a client draws from then on in proportion to the samples left in each class. As everything is handed out, the
+last slots take what remains, whatever the priors say. With few clients this limits the skew: over ten equal
+classes it stops growing below a concentration of about 0.02 for 20 clients and 0.005 for 100, and then falls
+slightly. `dirichlet_client_refill` has no such limit.
 """
 
 from __future__ import annotations
@@ -24,17 +28,18 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import NDArray
-from pydantic.dataclasses import dataclass
 
 from flatfed.data.partition.base import (
-    STRICT,
+    Assignment,
+    Classes,
     Concentration,
     Indices,
     Partition,
-    collect,
+    assign_with_refill,
     even_sizes,
-    read_classes,
+    register,
 )
 
 # Drawing again would take 10^12 attempts. Far smaller masses are not to be trusted either: they come from
@@ -45,22 +50,33 @@ NEGLIGIBLE_MASS = 1e-12
 SLOTS_AT_ONCE = 1 << 16
 
 
-@dataclass(frozen=True, config=STRICT)
+@register("dirichlet_client")
 class DirichletClient(Partition):
     """Equal clients with Dirichlet class proportions, every sample used once."""
 
     concentration: Concentration
 
-    def split(self, labels: NDArray[Any], clients: int, generator: np.random.Generator) -> list[Indices]:
-        classes = read_classes(labels, clients)
+    def assign(self, classes: Classes, clients: int, generator: Generator) -> Assignment:
         priors = generator.dirichlet(np.full(classes.count, self.concentration), size=clients)
         owners = generator.permutation(np.repeat(np.arange(clients), even_sizes(classes.samples, clients)))
         chosen = fill(priors, owners, classes.counts, generator)
-        return collect(classes.shuffled(generator), owners[np.argsort(chosen, kind="stable")], clients)
+        return classes.shuffled(generator), owners[np.argsort(chosen, kind="stable")]
+
+
+@register("dirichlet_client_refill")
+class DirichletClientRefill(Partition):
+    """Equal clients with Dirichlet class proportions, samples reused when a class runs out."""
+
+    concentration: Concentration
+
+    def assign(self, classes: Classes, clients: int, generator: Generator) -> Assignment:
+        priors = generator.dirichlet(np.full(classes.count, self.concentration), size=clients)
+        demand = generator.multinomial(even_sizes(classes.samples, clients), priors)
+        return assign_with_refill(demand, classes, generator)
 
 
 def fill(
-    priors: NDArray[np.float64], owners: Indices, room: Indices, generator: np.random.Generator
+    priors: NDArray[np.float64], owners: Indices, room: Indices, generator: Generator
 ) -> NDArray[np.integer[Any]]:
     """Choose a class for each slot in turn, never more of a class than there is room for.
 
@@ -78,11 +94,11 @@ def fill(
         settled, stop = start, min(start + SLOTS_AT_ONCE, len(owners))
         waiting = np.arange(start, stop)
         while True:
-            asking, row = np.unique(owners[waiting], return_inverse=True)
-            weights = priors[asking] * is_open
-            hopeless = weights.sum(axis=1) < NEGLIGIBLE_MASS
-            weights[hopeless] = room / room.sum()
-            priors[asking[hopeless]] = weights[hopeless]
+            drawing, row = np.unique(owners[waiting], return_inverse=True)
+            weights = priors[drawing] * is_open
+            exhausted = weights.sum(axis=1) < NEGLIGIBLE_MASS
+            weights[exhausted] = room / room.sum()
+            priors[drawing[exhausted]] = weights[exhausted]
             chosen[waiting] = _draw(weights, row, generator)
 
             pending = chosen[settled:stop]
@@ -102,14 +118,12 @@ def fill(
     return chosen
 
 
-def _draw(weights: NDArray[np.float64], rows: Indices, generator: np.random.Generator) -> Indices:
+def _draw(weights: NDArray[np.float64], rows: Indices, generator: Generator) -> Indices:
     """Draw one column for each entry of `rows`, in proportion to that row of `weights`."""
-    columns: int = weights.shape[1]
     cumulative = np.cumsum(weights, axis=1)
     cumulative /= cumulative[:, -1:]
     # Row r occupies the interval [r, r + 1), so one search serves all rows.
     ladder = (cumulative + np.arange(len(weights))[:, None]).ravel()
     # The sum can round up to r + 1, which belongs to the next row.
     position = np.minimum(rows + generator.random(len(rows)), np.nextafter(rows + 1.0, 0.0))
-    drawn: Indices = np.searchsorted(ladder, position, side="right") - rows * columns
-    return drawn
+    return np.searchsorted(ladder, position, side="right") - rows * weights.shape[1]

@@ -1,8 +1,8 @@
 """Clients as they occur in the data: one client per writer, speaker, device or site.
 
-Rule: samples with the same group id belong to one client. Groups below `minimum` samples are left out;
-if more groups remain than clients are asked for, a random choice of them takes part. Clients are
-ordered by group id. The usual split for LEAF's FEMNIST (by writer) and Shakespeare (by role).
+Rule: samples with the same group id belong to one client. Groups below `minimum` samples are left out; if
+more groups remain than clients are asked for, a random choice of them takes part. Clients are ordered by
+group id. The usual split of LEAF's FEMNIST (by writer) and Shakespeare (by role).
 
 Sizes: whatever the groups are. Duplicates: none. Unused: the samples of groups that do not take part.
 """
@@ -13,15 +13,15 @@ from dataclasses import field
 from typing import Annotated, Any
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, ConfigDict
-from pydantic.dataclasses import dataclass
+from pydantic import BeforeValidator
 
-from flatfed.data.partition.base import STRICT, Indices, Partition, PositiveCount, collect, read_classes
+from flatfed.data.partition.base import Assignment, Classes, Partition, PositiveCount, register
 
 
 def _read_groups(groups: object) -> NDArray[Any]:
-    """A private copy, so that a frozen scheme cannot change under its owner's hands."""
+    """A read-only copy, so that a frozen partition cannot change when the caller's array does."""
     copy = np.array(groups)
     if copy.ndim != 1 or copy.dtype.kind not in "iubUS":
         raise ValueError(
@@ -31,16 +31,15 @@ def _read_groups(groups: object) -> NDArray[Any]:
     return copy
 
 
-# Comparing arrays field by field has no single truth value, so two schemes are equal only if identical.
-@dataclass(frozen=True, eq=False, config=ConfigDict(**STRICT, arbitrary_types_allowed=True))
+# Comparing arrays has no single truth value, so two of these are equal only if identical.
+@register("natural", eq=False)
 class Natural(Partition):
     """One client per group id, `groups` giving the id of each sample."""
 
     groups: Annotated[np.ndarray[Any, Any], BeforeValidator(_read_groups)] = field(repr=False)
     minimum: PositiveCount = 1
 
-    def split(self, labels: NDArray[Any], clients: int, generator: np.random.Generator) -> list[Indices]:
-        classes = read_classes(labels, clients)
+    def assign(self, classes: Classes, clients: int, generator: Generator) -> Assignment:
         if len(self.groups) != classes.samples:
             raise ValueError(
                 f"groups has length {len(self.groups)} for {classes.samples} labels: pass one id per sample"
@@ -57,4 +56,4 @@ class Natural(Partition):
         client_of_group[chosen] = np.arange(clients)
         owners = client_of_group[group]
         samples = np.flatnonzero(owners >= 0)
-        return collect(samples, owners[samples], clients)
+        return samples, owners[samples]

@@ -17,45 +17,37 @@ of classes is exact.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
-from pydantic.dataclasses import dataclass
+from numpy.random import Generator
 
 from flatfed.data.partition.base import (
-    STRICT,
+    Assignment,
+    Classes,
     Indices,
     Partition,
     PositiveCount,
-    check_classes_per_client,
-    collect,
+    assign_with_refill,
     even_sizes,
-    read_classes,
+    register,
 )
-from flatfed.data.partition.dirichlet_client_refill import serve
 
 
-@dataclass(frozen=True, config=STRICT)
+@register("pathological_balanced")
 class PathologicalBalanced(Partition):
     """Exactly `classes_per_client` classes each, every class shared by equally many clients."""
 
     classes_per_client: PositiveCount
 
-    def split(self, labels: NDArray[Any], clients: int, generator: np.random.Generator) -> list[Indices]:
-        classes = read_classes(labels, clients)
-        check_classes_per_client(self.classes_per_client, classes.count)
+    def assign(self, classes: Classes, clients: int, generator: Generator) -> Assignment:
+        classes.check_classes_per_client(self.classes_per_client)
         if self.classes_per_client == 1:
             held = np.arange(clients)[:, None] % classes.count
         else:
             held = _balanced_choice(clients, classes.count, self.classes_per_client, generator)
-        pools = np.split(classes.shuffled(generator), np.cumsum(classes.counts)[:-1])
-        holds = np.zeros((clients, classes.count), bool)
-        np.put_along_axis(holds, held, True, axis=1)
         samples, owners = [], []
         sizes = np.zeros(clients, np.int64)
-        for column, pool in enumerate(pools):
-            holders = np.flatnonzero(holds[:, column])
+        for column, pool in enumerate(classes.pools(generator)):
+            holders = np.flatnonzero((held == column).any(axis=1))
             if len(holders) > len(pool):
                 raise ValueError(
                     f"classes_per_client={self.classes_per_client} with {clients} clients makes "
@@ -70,18 +62,17 @@ class PathologicalBalanced(Partition):
             sizes[holders] += shards
             samples.append(pool)
             owners.append(np.repeat(holders, shards))
-        return collect(np.concatenate(samples), np.concatenate(owners), clients)
+        return np.concatenate(samples), np.concatenate(owners)
 
 
-@dataclass(frozen=True, config=STRICT)
+@register("pathological_independent")
 class PathologicalIndependent(Partition):
     """Exactly `classes_per_client` classes each, drawn without regard to the other clients."""
 
     classes_per_client: PositiveCount
 
-    def split(self, labels: NDArray[Any], clients: int, generator: np.random.Generator) -> list[Indices]:
-        classes = read_classes(labels, clients)
-        check_classes_per_client(self.classes_per_client, classes.count)
+    def assign(self, classes: Classes, clients: int, generator: Generator) -> Assignment:
+        classes.check_classes_per_client(self.classes_per_client)
         sizes = even_sizes(classes.samples, clients)
         if sizes.min() < self.classes_per_client:
             raise ValueError(
@@ -93,10 +84,10 @@ class PathologicalIndependent(Partition):
         share, odd = np.divmod(sizes[:, None], self.classes_per_client)
         demand = np.zeros((clients, classes.count), np.int64)
         np.put_along_axis(demand, held, share + (np.arange(self.classes_per_client) < odd), axis=1)
-        return serve(demand, classes, generator)
+        return assign_with_refill(demand, classes, generator)
 
 
-def _balanced_choice(clients: int, classes: int, per_client: int, generator: np.random.Generator) -> Indices:
+def _balanced_choice(clients: int, classes: int, per_client: int, generator: Generator) -> Indices:
     """Random classes for each client, distinct within it, each used equally often to within one.
 
     Systematic sampling: lay the uses left of each class end to end (in random order) and step through
