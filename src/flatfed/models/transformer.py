@@ -92,11 +92,11 @@ def _classifier(
     kinds = {"vit": transformers.ViTConfig, "swin": transformers.SwinConfig}
     general = transformers.PretrainedConfig().to_dict()
     known = set(kinds[kind]().to_dict()) - {*general, "num_channels"}  # The channels are the inputs'.
-    given = dict(overrides or {})
-    for name in given:
+    overrides = overrides or {}
+    for name in overrides:
         if name not in known:
             raise FlatfedError(f"config.{name}: unknown; {did_you_mean(str(name), known)}")
-    given = {**shape, **given, "num_labels": classes, "num_channels": channels}
+    given = {**shape, **overrides, "num_labels": classes, "num_channels": channels}
     try:
         if pretrained is None:
             config = kinds[kind](**given)

@@ -130,9 +130,8 @@ class DatasetInfo:
         outside = (labels < 0) | (labels >= classes)
         if outside.any():
             first = int(np.argmax(outside))
-            raise self.damaged(
-                path, f"label {int(labels[first])} of sample {first} is outside 0 … {classes - 1}"
-            )
+            label = int(labels[first])
+            raise self.damaged(path, f"label {label} of sample {first} is outside 0 … {classes - 1}")
         return labels.astype(np.int64)
 
 

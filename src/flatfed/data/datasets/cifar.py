@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from flatfed.core.errors import check_choice
-from flatfed.data.datasets.base import Bytes, Labelled, TrainTest, image_set
+from flatfed.data.datasets.base import Labelled, TrainTest, image_set
 from flatfed.data.datasets.catalog import DatasetInfo, Folder, archive, register
 from flatfed.data.transform import Augmentation
 
@@ -131,8 +131,6 @@ class _Type:
 
 class _Array:
     """Stands in for numpy's arrays, whose own unpickling trusts the file with sizes and types."""
-
-    values: Bytes
 
     def __setstate__(self, state: Any) -> None:
         _, shape, _, columns_first, content = state
