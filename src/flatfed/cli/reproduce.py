@@ -23,6 +23,7 @@ from flatfed.cli.terminal import (
     round_progress,
 )
 from flatfed.core.errors import FlatfedError
+from flatfed.diagnostics import figures
 from flatfed.papers import tables
 from flatfed.papers.presets import PaperCell
 from flatfed.papers.reproduce import (
@@ -35,7 +36,6 @@ from flatfed.papers.reproduce import (
     seeded,
     spread,
 )
-from flatfed.report import content
 from flatfed.runs.compare import run_folder
 from flatfed.runs.folder import RunFolder
 from flatfed.runs.statistics import ClientRow
@@ -105,7 +105,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
-def _results_tables(results: Sequence[FinishedCell]) -> list[content.Table]:
+def _results_tables(results: Sequence[FinishedCell]) -> list[figures.Table]:
     """A table for each part of the paper's, and one with the deviations between clients if it prints them."""
     results_tables = []
     for number, block in enumerate(dict.fromkeys(cell.block for cell, _ in results)):
@@ -116,7 +116,7 @@ def _results_tables(results: Sequence[FinishedCell]) -> list[content.Table]:
     return results_tables
 
 
-def _main_table(name: str, rows: Sequence[FinishedCell]) -> content.Table:
+def _main_table(name: str, rows: Sequence[FinishedCell]) -> figures.Table:
     cells = [cell for cell, _ in rows]
     unit = " %" if cells[0].printed_scale == 100 else f"\n{cells[0].statistic}"
     targets = [f"rounds to {target:.0%}\npaper | ours" for target in cells[0].targets]
@@ -125,21 +125,21 @@ def _main_table(name: str, rows: Sequence[FinishedCell]) -> content.Table:
     notes = [f"(!) {cell.label}: the paper's cell {cell.printed['impossible']}" for cell in wrong]
     origins = dict.fromkeys(cell.origin.partition(": ")[::2] for cell in cells)
     notes += [f"lr ({origin}): {detail}" for origin, detail in origins if detail]
-    return content.Table(name, cells[0].title, columns, [_main_row(*row) for row in rows], "\n".join(notes))
+    return figures.Table(name, cells[0].title, columns, [_main_row(*row) for row in rows], "\n".join(notes))
 
 
-def _main_row(cell: PaperCell, runs: Sequence[RunFolder]) -> list[content.Cell]:
+def _main_row(cell: PaperCell, runs: Sequence[RunFolder]) -> list[figures.TableCell]:
     printed, ours, scale = cell.printed.get(cell.column), measured(cell, runs), cell.printed_scale
     rate, deviation = cell.config["training"]["lr"], cell.printed.get("std")
     difference = scale * ours.mean - printed if ours and printed is not None else None
     return [
-        content.cell(cell.label + (" (!)" if "impossible" in cell.printed else "")),
-        content.Cell(f"{rate:g} ({cell.origin.partition(':')[0]})", rate),
-        content.cell(printed, 2, more="" if deviation is None else f" ± {deviation:.2f}"),
-        content.Cell(ours.text(2, scale), scale * ours.mean) if ours else content.Cell("diverged"),
-        content.Cell("–") if difference is None else content.Cell(f"{difference:+.2f}", difference),
-        *(content.cell(text) for text in _rounds_columns(cell, runs)),
-        content.amount(megabytes_up(runs)),
+        figures.cell(cell.label + (" (!)" if "impossible" in cell.printed else "")),
+        figures.TableCell(f"{rate:g} ({cell.origin.partition(':')[0]})", rate),
+        figures.cell(printed, 2, more="" if deviation is None else f" ± {deviation:.2f}"),
+        figures.TableCell(ours.text(2, scale), scale * ours.mean) if ours else figures.TableCell("diverged"),
+        figures.TableCell("–") if difference is None else figures.TableCell(f"{difference:+.2f}", difference),
+        *(figures.cell(text) for text in _rounds_columns(cell, runs)),
+        figures.amount(megabytes_up(runs)),
     ]
 
 
@@ -152,18 +152,18 @@ def _rounds_columns(cell: PaperCell, runs: Sequence[RunFolder]) -> list[str]:
     return columns
 
 
-def _deviations(name: str, rows: Sequence[FinishedCell]) -> content.Table:
+def _deviations(name: str, rows: Sequence[FinishedCell]) -> figures.Table:
     columns = [f"own {data} data\npaper | ours (chance)" for data in rows[0][0].printed_deviations]
     cells = []
     for cell, runs in rows:
         clients = [run.read_clients() for run in runs]
         pairs = [(value, ClientRow.of(clients, data)) for data, value in cell.printed_deviations.items()]
         texts = [f"{printed:.2f} | {ours.deviation_text if ours else '–'}" for printed, ours in pairs]
-        cells.append([content.cell(text) for text in (cell.label, *texts)])
-    return content.Table(name, "Deviation between clients, %", ["method", *columns], cells)
+        cells.append([figures.cell(text) for text in (cell.label, *texts)])
+    return figures.Table(name, "Deviation between clients, %", ["method", *columns], cells)
 
 
-def _print_tables(results_tables: Sequence[content.Table]) -> None:
+def _print_tables(results_tables: Sequence[figures.Table]) -> None:
     for results in results_tables:
         table = Table(title=results.title, title_justify="left")
         for position, header in enumerate(results.columns):

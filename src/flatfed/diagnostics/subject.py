@@ -115,7 +115,7 @@ class Subject:
         return self.task.federation
 
     def vectors_of(self, kind: type[Part], client: int) -> dict[str, Tensor] | None:
-        """What a part of this kind keeps on the server and on a client, by its own names; None without one."""
+        """What a part of this kind keeps on the server and on a client, by its own names; None without."""
         member = next((member for member in self.algorithm.members if isinstance(member.part, kind)), None)
         if member is None:
             return None

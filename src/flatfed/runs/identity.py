@@ -18,7 +18,7 @@ import hashlib
 import inspect
 import json
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -163,7 +163,7 @@ class _Hasher:
             self._open.discard(id(value))
 
     def _add_composed(self, value: Any) -> None:
-        for kinds, add in (
+        rules: tuple[tuple[Any, Callable[[Any], None]], ...] = (
             (Mapping, self._add_mapping),
             ((list, tuple), self._add_sequence),
             ((set, frozenset), lambda items: self.add(sorted(map(repr, items)))),
@@ -178,10 +178,9 @@ class _Hasher:
             ((types.FunctionType, types.BuiltinFunctionType, type), self._add_code),
             (torch.Generator, lambda generator: self.add(generator.get_state())),
             (object, self._add_object),
-        ):
-            if isinstance(value, kinds):
-                add(value)
-                return
+        )
+        add = next(add for kinds, add in rules if isinstance(value, kinds))
+        add(value)
 
     def _add_mapping(self, value: Mapping[Any, Any]) -> None:
         self._text(f"mapping {len(value)}")
