@@ -12,7 +12,7 @@ import io
 import os
 import pickle
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import flatfed as ff
-from flatfed.core.part import Carry, ClientContext, Finish, Oracle
+from flatfed.core.algorithm import short_names
+from flatfed.core.context import Carry, ClientContext, Finish, Oracle
 
 # At this size the threads inside an operation only wait for each other.
 torch.set_num_threads(1)
@@ -170,13 +171,49 @@ class Recorder:
     cohorts: list[list[int]] = field(default_factory=list)
 
     def __call__(self, progress: ff.Progress) -> None:
-        self.servers.append({name: value.clone() for name, value in progress.server.items()})
+        self.servers.append({name: value.clone() for name, value in named(progress.server).items()})
         self.cohorts.append(list(progress.cohort))
 
     @property
     def models(self) -> Tensor:
         """[T, P]"""
         return torch.stack([server["model"] for server in self.servers])
+
+
+def train(
+    model: nn.Module,
+    federation: ff.Federation,
+    algorithm: ff.Algorithm,
+    *,
+    callbacks: Sequence[Any] = (),
+    folder: Any = None,
+    evaluate_on_clients: bool = False,
+    config: Any = None,
+    **options: Any,
+) -> ff.Run:
+    """`ff.train` with the fields of its task, its training and its execution as plain arguments."""
+
+    def taken(names: Iterable[str]) -> dict[str, Any]:
+        return {name: options.pop(name) for name in names if name in options}
+
+    task = ff.Task(model, federation, **taken(("loss", "metrics", "name", "version")))
+    execution = ff.Execution(**taken(ff.Execution.model_fields))
+    return ff.train(
+        task,
+        algorithm,
+        ff.Training(**options),
+        execution,
+        callbacks=callbacks,
+        folder=folder,
+        evaluate_on_clients=evaluate_on_clients,
+        config=config,
+    )
+
+
+def named(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Vectors by their own names, without their owners'."""
+    names = short_names(state)
+    return {names[key]: value for key, value in state.items()}
 
 
 def run(
@@ -192,7 +229,7 @@ def run(
     for own, other in (("participants", "participation"), ("local_steps", "local_epochs")):
         if chosen.get(other) is not None:
             chosen[own] = None
-    return ff.train(
+    return train(
         network() if model is None else model,
         federation() if data is None else data,
         algorithm,
@@ -266,7 +303,11 @@ def spied(algorithm: ff.Algorithm) -> tuple[ff.Algorithm, Log]:
                 return found[-1].clone()
 
             direction, carry = super().gradient(point, watched, context, carry)
-            local = point.clone() if self.constant_shift(context) is None else context.origin + context.moved
+            local = (
+                point.clone()
+                if self.constant_shift(context) is None
+                else context.origin + context.displacement
+            )
             number = sum(step.round == context.round for step in log.steps) % len(context.rates)
             log.steps.append(
                 Step(
@@ -280,10 +321,10 @@ def spied(algorithm: ff.Algorithm) -> tuple[ff.Algorithm, Log]:
             )
             return direction, carry
 
-        def finish(self, context: ClientContext, carry: Carry, moved: Tensor) -> Finish:
+        def finish(self, context: ClientContext, carry: Carry, displacement: Tensor) -> Finish:
             log.starts.append(context.origin.clone())
-            log.ends.append(context.origin + moved)
-            return super().finish(context, carry, moved)
+            log.ends.append(context.origin + displacement)
+            return super().finish(context, carry, displacement)
 
     part = copy.copy(algorithm.gradient)
     object.__setattr__(part, "__class__", Spied)
@@ -349,7 +390,7 @@ class Quadratics:
         """A training with full-batch gradients from a point away from the optimum."""
         defaults: dict[str, Any] = {"rounds": 35, "local_steps": 5, "lr": 0.2, "workers": 1}
         start = torch.full_like(self.minima[0], 3.0)
-        return ff.train(
+        return train(
             Point(start),
             self.federation,
             algorithm,
@@ -371,7 +412,7 @@ def mean_over_clients(
     shares = [1.0] * clients if weights is None else list(weights)
     total = torch.zeros_like(result.server["model"])
     for client in result.clients.clients():
-        total += shares[client] * result.clients.read(client, result.server["model"])[name]
+        total += shares[client] * named(result.clients.read(client, result.server["model"]))[name]
     return total / sum(shares)
 
 

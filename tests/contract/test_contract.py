@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
-from problems import Shared, generic
+from problems import Shared, generic, train
 from torch import Tensor, nn
 
 import flatfed as ff
 from flatfed.core.state import Dimensions, initial_state
 from flatfed.data.federation import ClientData, Samples
-from flatfed.engines import local
+from flatfed.engines import chunks, threads
 from flatfed.runs import folder as record
 
 NAMES = sorted(ff.ALGORITHMS)
@@ -33,14 +33,14 @@ both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], i
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
     """Problems as small as these only wait for torch's own threads."""
-    with local.single_threaded():
+    with threads.single_threaded():
         yield
 
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A round of five participants is more than one chunk of the matrix path."""
-    monkeypatch.setattr(local, "MATRIX_CLIENTS", 3)
+    monkeypatch.setattr(chunks, "MATRIX_CLIENTS", 3)
 
 
 def samples(sizes: list[int], dtype: torch.dtype = torch.float64) -> list[Samples]:
@@ -154,7 +154,7 @@ def observe(algorithm: ff.Algorithm, dtype: torch.dtype = torch.float64, **optio
         cohorts.append(list(progress.cohort))
         evaluations.append(len(model.seen))
 
-    run = ff.train(model, data, algorithm, callbacks=[finished], **settings(**options))
+    run = train(model, data, algorithm, callbacks=[finished], **settings(**options))
     return Observed(run, cohorts, data.log, evaluations)
 
 
@@ -198,7 +198,7 @@ def same_bits(left: ff.Run, right: ff.Run) -> bool:
 @every_algorithm
 def test_it_trains_with_defaults(name):
     model = Network(torch.float32)
-    run = ff.train(model, federation(torch.float32), ff.ALGORITHMS[name](), rounds=2)
+    run = train(model, federation(torch.float32), ff.ALGORITHMS[name](), rounds=2)
     assert [line["round"] for line in run.history] == [1, 2]
     assert is_finite(run)
     assert not torch.equal(flat(model), run.server["model"])
@@ -224,7 +224,7 @@ def convex_problem() -> tuple[nn.Module, ff.Federation, float]:
 @every_algorithm
 def test_it_decreases_a_convex_loss(name):
     model, data, first = convex_problem()
-    run = ff.train(
+    run = train(
         model, data, ff.build(name), rounds=10, local_steps=2, batch_size=6, lr=0.1, workers=1, metrics={}
     )
     losses = [line["test_loss"] for line in run.history]
@@ -235,7 +235,7 @@ def test_it_decreases_a_convex_loss(name):
 @every_algorithm
 @both_paths
 def test_one_participant_a_round_is_enough(name, path):
-    run = ff.train(Network(), federation(), generic(name), **settings(participants=1, path=path))
+    run = train(Network(), federation(), generic(name), **settings(participants=1, path=path))
     assert [line["participants"] for line in run.history] == [1] * ROUNDS
     assert is_finite(run)
     assert all(line["update_norm"] > 0 for line in run.history)
@@ -252,7 +252,7 @@ SITUATIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_it_stays_finite_with_unequal_clients(name, situation):
     data = federation(unequal=True)
-    run = ff.train(Network(), data, generic(name), **settings(**SITUATIONS[situation]))
+    run = train(Network(), data, generic(name), **settings(**SITUATIONS[situation]))
     assert data.common_size is None
     assert run.path == ("matrix" if situation == "steps" else "client")
     assert len(run.history) == ROUNDS

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from flatfed import FlatfedError, Settings
+from flatfed import FlatfedError, Training
 from flatfed.core.random import key, numpy_generator, torch_generator
 from flatfed.core.sampling import batches, cohort, equal_batches, local_steps
-from flatfed.core.settings import SettingsOptions
 
 
 def test_an_epoch_is_every_sample_once_with_a_smaller_last_batch():
-    settings = Settings(rounds=1, local_epochs=3, batch_size=4)
+    settings = Training(rounds=1, local_epochs=3, batch_size=4)
     taken = batches(settings, 10, 0, 0)
     assert [len(batch) for batch in taken] == [4, 4, 2] * 3
     for epoch in range(3):
@@ -24,7 +23,7 @@ def test_an_epoch_is_every_sample_once_with_a_smaller_last_batch():
 
 
 def test_steps_take_full_batches_across_epochs():
-    settings = Settings(rounds=1, local_steps=5, batch_size=4)
+    settings = Training(rounds=1, local_steps=5, batch_size=4)
     taken = batches(settings, 10, 0, 0)
     assert [len(batch) for batch in taken] == [4] * 5
     assert sorted(torch.cat(taken).tolist()) == sorted([*range(10), *range(10)])
@@ -33,12 +32,12 @@ def test_steps_take_full_batches_across_epochs():
 @pytest.mark.parametrize("work", [{"local_steps": 3}, {"local_epochs": 3}])
 @pytest.mark.parametrize("size", [None, 1, 4, 5, 99])
 def test_steps_are_counted_without_drawing(work, size):
-    settings = Settings(rounds=1, batch_size=size, **work)
+    settings = Training(rounds=1, batch_size=size, **work)
     assert local_steps(settings, 10) == len(batches(settings, 10, 0, 0))
 
 
 def test_a_client_smaller_than_a_batch_repeats_samples_evenly():
-    taken = batches(Settings(rounds=1, local_steps=2, batch_size=7), 3, 0, 0)
+    taken = batches(Training(rounds=1, local_steps=2, batch_size=7), 3, 0, 0)
     assert [len(batch) for batch in taken] == [7, 7]
     counts = torch.bincount(torch.cat(taken), minlength=3)
     assert counts.max() - counts.min() <= 1
@@ -46,12 +45,12 @@ def test_a_client_smaller_than_a_batch_repeats_samples_evenly():
 
 @pytest.mark.parametrize("work", [{"local_steps": 3}, {"local_epochs": 3}])
 def test_full_batches(work):
-    taken = batches(Settings(rounds=1, batch_size=None, **work), 6, 0, 0)
+    taken = batches(Training(rounds=1, batch_size=None, **work), 6, 0, 0)
     assert [batch.tolist() for batch in taken] == [list(range(6))] * 3
 
 
 def test_batches_depend_on_seed_round_and_client():
-    settings = Settings(rounds=1, local_steps=4, batch_size=5)
+    settings = Training(rounds=1, local_steps=4, batch_size=5)
     base = torch.cat(batches(settings, 40, 2, 3))
     assert torch.equal(base, torch.cat(batches(settings, 40, 2, 3)))
     for changed, round_number, client in [
@@ -63,14 +62,14 @@ def test_batches_depend_on_seed_round_and_client():
 
 
 def test_which_settings_make_equal_batches():
-    assert equal_batches(Settings(rounds=1, local_steps=3), None)
-    assert not equal_batches(Settings(rounds=1, local_epochs=3), None)
-    assert not equal_batches(Settings(rounds=1, local_steps=3, batch_size=None), None)
-    assert equal_batches(Settings(rounds=1, local_epochs=3), 20)
+    assert equal_batches(Training(rounds=1, local_steps=3), None)
+    assert not equal_batches(Training(rounds=1, local_epochs=3), None)
+    assert not equal_batches(Training(rounds=1, local_steps=3, batch_size=None), None)
+    assert equal_batches(Training(rounds=1, local_epochs=3), 20)
 
 
 def test_fixed_cohorts_are_sorted_distinct_and_uniform():
-    settings = Settings(rounds=1, participation=0.3)
+    settings = Training(rounds=1, participation=0.3)
     counts = np.zeros(10)
     for round_number in range(600):
         chosen = cohort(settings, 10, round_number)
@@ -82,7 +81,7 @@ def test_fixed_cohorts_are_sorted_distinct_and_uniform():
 
 
 def test_bernoulli_cohorts_have_the_right_sizes_and_are_never_empty():
-    settings = Settings(rounds=1, participation=0.1, sampling="bernoulli")
+    settings = Training(rounds=1, participation=0.1, sampling="bernoulli")
     sizes = np.array([len(cohort(settings, 10, round_number)) for round_number in range(3000)])
     assert sizes.min() >= 1
     share_of_ones = 10 * 0.1 * 0.9**9 / (1 - 0.9**10)
@@ -94,11 +93,11 @@ def test_bernoulli_cohorts_have_the_right_sizes_and_are_never_empty():
     ("share", "clients", "expected"), [(0.1, 3, 1), (1.0, 7, 7), (0.5, 9, 5), (0.01, 500, 5)]
 )
 def test_a_share_becomes_at_least_one_participant(share, clients, expected):
-    assert len(cohort(Settings(rounds=1, participation=share), clients, 0)) == expected
+    assert len(cohort(Training(rounds=1, participation=share), clients, 0)) == expected
 
 
 def test_everybody_takes_part_unless_told_otherwise():
-    assert cohort(Settings(rounds=1), 4, 0) == [0, 1, 2, 3]
+    assert cohort(Training(rounds=1), 4, 0) == [0, 1, 2, 3]
 
 
 def test_keys_are_distinct_and_generators_follow_them():
@@ -111,7 +110,7 @@ def test_keys_are_distinct_and_generators_follow_them():
 
 
 def test_keyword_arguments_are_the_fields_of_settings():
-    assert set(typing.get_type_hints(SettingsOptions)) == set(Settings.model_fields)
+    assert set(typing.get_type_hints(SettingsOptions)) == set(Training.model_fields)
 
 
 @pytest.mark.parametrize(
@@ -131,11 +130,11 @@ def test_keyword_arguments_are_the_fields_of_settings():
 )
 def test_bad_settings_name_the_field_and_the_value(values, complaint):
     with pytest.raises(FlatfedError) as caught:
-        Settings.checked(**values)
+        Training(**values)
     assert complaint in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_numpy_integers_and_full_are_accepted():
-    settings = Settings.checked(rounds=np.int64(3), batch_size="full", seed=np.int32(4))
+    settings = Training(rounds=np.int64(3), batch_size="full", seed=np.int32(4))
     assert (settings.rounds, settings.batch_size, settings.seed) == (3, None, 4)

@@ -10,6 +10,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from problems import train
 from typer.testing import CliRunner
 
 import flatfed as ff
@@ -181,7 +182,7 @@ def test_every_client_is_tested_on_its_own(number, tmp_path):
     federation = federations()[number]
     model = torch.nn.Linear(3, 4)
     options = {"rounds": 1, "evaluate_clients": True, "folder": tmp_path}
-    run = ff.train(model, federation, ff.fedavg(), **options)
+    run = train(model, federation, ff.fedavg(), **options)
     right = []
     for client, (inputs, targets) in enumerate(TESTS):
         outputs = run.model(inputs).detach()
@@ -204,7 +205,7 @@ def test_every_client_is_tested_on_its_own(number, tmp_path):
 
 
 def test_without_client_tests_nothing_is_said_about_them():
-    run = ff.train(
+    run = train(
         torch.nn.Linear(3, 4), Federation.from_tensors(CLIENTS), ff.fedavg(), rounds=1, evaluate_clients=True
     )
     assert set(run.client_spreads) == {"train"}
@@ -215,7 +216,7 @@ def test_a_metric_in_percent_has_no_spread(tmp_path):
     percent = {"accuracy": lambda outputs, targets: 100 * (outputs.argmax(1) == targets).double().mean()}
     federation = Federation.from_tensors(CLIENTS)
     options = {"rounds": 1, "metrics": percent, "evaluate_clients": True, "folder": tmp_path}
-    run = ff.train(torch.nn.Linear(3, 4), federation, ff.fedavg(), **options)
+    run = train(torch.nn.Linear(3, 4), federation, ff.fedavg(), **options)
     assert max(client["accuracy"] for client in run.per_client) > 1
     assert run.client_spreads == RunFolder(tmp_path).read_clients() == {}
 
@@ -244,7 +245,7 @@ def test_a_metric_in_percent_has_no_spread(tmp_path):
             "client_tests: sample number 1 is outside the data (0 … 0)",
         ),
         (
-            lambda: ff.train(
+            lambda: train(
                 torch.nn.Linear(3, 4),
                 Federation.from_tensors(CLIENTS[:1], client_tests=[(torch.ones(1, 3), torch.tensor([4]))]),
                 ff.fedavg(),

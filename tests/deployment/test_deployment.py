@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from federation_of_sites import SITES, Federation, deployed, free_port, kill, processes, until
+from problems import train
 from safetensors.torch import load_file
 
 import flatfed as ff
@@ -36,13 +37,13 @@ def laptop(config: Config, sites: int = 4, without: frozenset[tuple[int, int]] =
     federation = ff.Federation.from_tensors(clients, (data.test_inputs, data.test_targets))
     federation.classes = data.classes
 
-    def some(settings: ff.Settings, clients: int, number: int) -> list[int]:
+    def some(settings: ff.Training, clients: int, number: int) -> list[int]:
         return [client for client in cohort(settings, clients, number) if (number, client) not in without]
 
     settings = {**config.training.model_dump(), "path": "client"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("flatfed.training.loop.cohort", some)
-        return ff.train(config.make_model(federation), federation, config.make_algorithm(), **settings)
+        return train(config.make_model(federation), federation, config.make_algorithm(), **settings)
 
 
 def assert_same(run: Path, expected: ff.Run) -> None:

@@ -61,7 +61,7 @@ class Deployment:
         self.task = Task(
             model,
             algorithm,
-            ff.Settings(**{**DEFAULTS, "path": "client", **options}),
+            ff.Training(**{**DEFAULTS, "path": "client", **options}),
             FederationSettings(**{"clients": len(NAMES), "round_timeout": 0.02, "wait": 0.05, **known}),
             metrics={},
         )
@@ -101,7 +101,7 @@ def local(deployment: Deployment, without: Container[tuple[int, int]] = (), **ch
     """The same training by the local engine, `without` some (round, client)."""
     settings = {**deployment.task.settings.model_dump(), **changes}
 
-    def some(settings: ff.Settings, clients: int, number: int) -> list[int]:
+    def some(settings: ff.Training, clients: int, number: int) -> list[int]:
         return [client for client in cohort(settings, clients, number) if (number, client) not in without]
 
     with pytest.MonkeyPatch.context() as patch:

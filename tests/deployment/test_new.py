@@ -10,6 +10,7 @@ import tomllib
 
 import pytest
 import torch
+from problems import train
 from typer.testing import CliRunner
 
 import flatfed as ff
@@ -82,7 +83,7 @@ def test_the_app_runs_as_written(tmp_path, monkeypatch):
     federation = ff.Federation.from_tensors(loaded, data.test())
     federation.classes = 10
     settings = {**config.training.model_dump(), "path": "client"}
-    expected = ff.train(config.make_model(federation), federation, config.make_algorithm(), **settings)
+    expected = train(config.make_model(federation), federation, config.make_algorithm(), **settings)
     from safetensors.torch import load_file
 
     found = load_file(tmp_path / "run" / "model.safetensors")

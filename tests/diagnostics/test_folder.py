@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from problems import federation, network
+from problems import federation, network, train
 from typer.testing import CliRunner
 
 import flatfed as ff
@@ -163,7 +163,7 @@ def _set(path: Path, **values: object) -> None:
 
 def test_a_run_from_python_is_sent_to_the_python_functions(tmp_path):
     folder = tmp_path / "mine"
-    ff.train(network(), federation(), ff.fedavg(), rounds=1, metrics={}, folder=folder)
+    train(network(), federation(), ff.fedavg(), rounds=1, metrics={}, folder=folder)
     code, output = command(folder)
     assert code == 2
     assert "flatfed.diagnostics.inspect(model, federation, run=run)" in output
@@ -174,7 +174,7 @@ def test_a_run_from_python_is_examined_into_its_folder(tmp_path):
     folder = tmp_path / "mine"
 
     def trained(rounds: int) -> ff.Run:
-        return ff.train(network(), federation(), ff.fedavg(), rounds=rounds, folder=folder)
+        return train(network(), federation(), ff.fedavg(), rounds=rounds, folder=folder)
 
     run = trained(1)
     with ff.diagnostics.inspect(network(), federation(), run=run) as subject:
@@ -302,7 +302,7 @@ def test_convolutions_and_normalisation_are_examined_client_by_client(tmp_path):
     pairs = [data.client(number).batch(torch.arange(20)) for number in range(6)]
     pictures = [(inputs.view(-1, 1, 8, 8), targets) for inputs, targets in pairs]
     small = ff.Federation.from_tensors(pictures, test=pictures[0])
-    run = ff.train(model, small, ff.fedsam(), rounds=2, local_steps=2, batch_size=8)
+    run = train(model, small, ff.fedsam(), rounds=2, local_steps=2, batch_size=8)
     assert run.path == "client"
     with ff.diagnostics.inspect(model, small, run=run) as subject:
         assert ff.diagnostics.hessian(subject, probes=2, steps=5)["global"]["eigenvalues"][0] > 0

@@ -8,7 +8,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from problems import Quadratics, Recorder, federation, generic, gradient_of, network, run, spied
+from problems import (
+    Quadratics,
+    Recorder,
+    federation,
+    generic,
+    gradient_of,
+    network,
+    run,
+    spied,
+    train,
+)
 from torch import Tensor
 
 import flatfed as ff
@@ -34,11 +44,11 @@ def local_models(algorithm: ff.Algorithm, path: str, **settings) -> tuple[dict, 
     """A run's history, the models of its last round's participants after every step, and their origin."""
     algorithm, log = spied(algorithm)
     result = run(algorithm, path=path, **settings)
-    last = result.settings.rounds - 1
+    last = result.training.rounds - 1
     steps = [step.point for step in log.of_round(last)]
     if path == "client":
-        many = result.settings.participants
-        steps = [torch.stack(steps[start :: result.settings.local_steps]) for start in range(3)]
+        many = result.training.participants
+        steps = [torch.stack(steps[start :: result.training.local_steps]) for start in range(3)]
         end, origin = torch.stack(log.ends[-many:]), log.starts[-1]
     else:
         end, origin = log.ends[-1], log.starts[-1]
@@ -313,7 +323,7 @@ def test_a_run_brings_its_own_loss_and_metrics():
     numbers = ff.Federation.from_tensors([(inputs, inputs.sum(1, keepdim=True)) for inputs in data])
     model = torch.nn.Linear(3, 1)
     error = torch.nn.functional.l1_loss
-    result = ff.train(
+    result = train(
         model, numbers, ff.fedavg(), rounds=1, loss=torch.nn.functional.mse_loss, metrics={"error": error}
     )
     everything = torch.cat(data)

@@ -21,7 +21,7 @@ from flatfed.diagnostics.theory import (
 
 
 def bound(algorithm: ff.Algorithm, rounds: int = 3, **options) -> list[float] | None:
-    settings = ff.Settings(rounds=1, **{"lr": 0.1, **options})
+    settings = ff.Training(rounds=1, **{"lr": 0.1, **options})
     return stability_bound(algorithm, settings, 4, 2.0, rounds)
 
 
@@ -75,7 +75,7 @@ def test_a_bound_holds_for_trainings_with_nothing_in_common(name):
     settings = {"rounds": 12, "local_steps": 4, "lr": 0.1, "clip": 1.0}  # the clip is Θ
     apart = one.train(ff.ALGORITHMS[name](), **settings).server["model"]
     apart = float((apart - other.train(ff.ALGORITHMS[name](), **settings).server["model"]).norm())
-    checked = ff.Settings.checked(**settings)
+    checked = ff.Training(**settings)
     assert 0 < apart < stability_bound(ff.ALGORITHMS[name](), checked, 4, 1.0, 12)[-1]
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from problems import train
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -80,7 +81,7 @@ def train(folder: Path | None, rounds: int, model: nn.Module | None = None, **ch
     }
     algorithm = chosen.pop("algorithm")
     first = plain() if model is None else model
-    return ff.train(first, federation(), algorithm, rounds=rounds, folder=folder, **chosen)
+    return train(first, federation(), algorithm, rounds=rounds, folder=folder, **chosen)
 
 
 def state(finished: ff.Run) -> dict[str, Tensor]:
@@ -212,7 +213,7 @@ def test_another_precision_is_refused(tmp_path):
         [(data.inputs[data.rows].double(), data.targets[data.rows]) for data in clients]
     )
     message = refusal(
-        lambda: ff.train(
+        lambda: train(
             plain().double(),
             double,
             ff.fedmoswa(),
@@ -610,7 +611,7 @@ def train(folder, kill_in_round=None, kill_at_write=None):
         fsync(handle)
 
     record.os.fsync = write
-    ff.train(
+    train(
         model, data, ff.fedmoswa(), loss=loss, rounds=8, participants=3, local_steps=2, batch_size=4,
         workers=2, checkpoint_every=2, folder=folder, callbacks=[count],
     )

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 import flatfed as ff
 from flatfed.core.part import Compressor
-from flatfed.engines import local, worker
+from flatfed.engines import chunks, threads, worker
 from flatfed.parts import ErrorFeedback, ErrorFeedback21, Quantize, Sign, TopK
 from flatfed.runs import folder as record
 
@@ -51,9 +51,9 @@ both_paths = pytest.mark.parametrize("path", ["matrix", "client"])
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A round of three participants is more than one chunk of the matrix path."""
-    monkeypatch.setattr(local, "MATRIX_CLIENTS", 2)
+    monkeypatch.setattr(chunks, "MATRIX_CLIENTS", 2)
     monkeypatch.setattr(record, "source_commit", lambda: None)
-    with local.single_threaded():
+    with threads.single_threaded():
         yield
 
 
@@ -209,7 +209,7 @@ def test_the_population_misses_only_what_clients_remember(path):
             mean_over_clients(result, name, CLIENTS, shares) for name in ("control", "control_change_memory")
         )
         assert float(late.abs().max()) > 1e-3
-        assert distance(result.server["control"], own - late) < 1e-12
+        assert distance(named(result.server)["control"], own - late) < 1e-12
 
 
 @both_paths

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from problems import train
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.utils import prune
@@ -239,7 +240,7 @@ def test_a_training_agrees_with_the_one_client_by_client(name):
         ]
     )
     runs = [
-        ff.train(
+        train(
             made("deep"),
             data,
             ff.build(name),

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from problems import Shared
+from problems import Shared, train
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import flatfed as ff
 from flatfed.core.sampling import batches
 from flatfed.data.federation import Samples
-from flatfed.engines import local, worker
+from flatfed.engines import chunks, local, threads, worker
 from flatfed.engines.sums import OrderedSum, Piece, Totals
 
 CLASSES = 3
@@ -30,7 +30,7 @@ CLASSES = 3
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
     """Problems as small as these only wait for torch's own threads."""
-    with local.single_threaded():
+    with threads.single_threaded():
         yield
 
 
@@ -64,7 +64,7 @@ def options(**changed: Any) -> dict[str, Any]:
 def train(
     model: nn.Module, data: ff.Federation, algorithm: ff.Algorithm | None = None, **changed: Any
 ) -> ff.Run:
-    return ff.train(model, data, ff.fedavg() if algorithm is None else algorithm, **options(**changed))
+    return train(model, data, ff.fedavg() if algorithm is None else algorithm, **options(**changed))
 
 
 def by_name(algorithm: ff.Algorithm) -> str:
@@ -226,7 +226,7 @@ class Pause(nn.Module):
 
 
 def test_chunks_of_the_matrix_path_do_not_disturb_each_other(monkeypatch):
-    monkeypatch.setattr(local, "MATRIX_CLIENTS", 2)
+    monkeypatch.setattr(chunks, "MATRIX_CLIENTS", 2)
     model, data = classifier(nn.Linear(5, 5), Pause(), nn.Linear(5, 5), Pause()), federation([8] * 24)
     alone, together = (train(model, data, path="matrix", workers=workers) for workers in (1, 4))
     assert torch.equal(weights(alone), weights(together))
@@ -317,7 +317,7 @@ class Noise:
 
 
 def test_augmentation_follows_the_clients_stream(monkeypatch):
-    monkeypatch.setattr(local, "MATRIX_CLIENTS", 2)
+    monkeypatch.setattr(chunks, "MATRIX_CLIENTS", 2)
     found: dict[str, Tensor] = {}
     draws: list[list[float]] = []
     before = torch.get_rng_state()
@@ -486,7 +486,7 @@ def test_activation_checkpoints_give_the_same_gradients_or_are_refused():
 def positions_of(data: ff.Federation, client: int, round_number: int = 0, **changed: Any) -> list[Samples]:
     """The batches of a client's round."""
     own = data.client(client)
-    settings = ff.Settings(**options(**changed))
+    settings = ff.Training(**options(**changed))
     return [own.batch(chosen) for chosen in batches(settings, len(own), round_number, client)]
 
 
@@ -830,7 +830,7 @@ def test_evaluations_come_as_often_as_asked_and_at_the_end():
 
 def test_the_device_is_passed_on():
     """A device without numbers is enough to see where everything goes."""
-    settings = ff.Settings(**options(device="meta", workers=2))
+    settings = ff.Training(**options(device="meta", workers=2))
     engine = local.LocalEngine(classifier(), federation(), ff.fedavg(), F.cross_entropy, settings, {})
     try:
         with engine.worker() as one:
@@ -847,7 +847,7 @@ def test_the_device_is_passed_on():
     [(3, "client", 3), (4, "matrix", 1), (10, "matrix", 2), (100, "matrix", 15), (2000, "matrix", 32)],
 )
 def test_clients_are_divided_evenly_into_chunks_for_several_workers(clients, path, count):
-    settings = ff.Settings(**options(path=path))
+    settings = ff.Training(**options(path=path))
     engine = local.LocalEngine(classifier(), federation(), ff.fedavg(), F.cross_entropy, settings, {})
     try:
         chunks = engine.chunks(range(clients))
@@ -874,7 +874,7 @@ def test_an_unknown_device_is_refused_in_one_line():
 @pytest.mark.parametrize("path", ["matrix", "client"])
 def test_uploads_stream_through(path, forks, monkeypatch):
     """However many take part, only a few uploads exist at a time, even when adding them up is slow."""
-    monkeypatch.setattr(local, "MATRIX_CLIENTS", 2)
+    monkeypatch.setattr(chunks, "MATRIX_CLIENTS", 2)
     monkeypatch.setattr(local, "can_fork", lambda: forks)
     uploads: list[weakref.ref[Tensor]] = []
     alive: list[int] = []
@@ -960,7 +960,7 @@ def test_torchs_threads_are_as_before():
 @pytest.mark.parametrize("path", ["matrix", "client"])
 @pytest.mark.parametrize("workers", [1, 3])
 def test_an_exception_in_a_worker_surfaces(path, workers, monkeypatch):
-    monkeypatch.setattr(local, "MATRIX_CLIENTS", 2)
+    monkeypatch.setattr(chunks, "MATRIX_CLIENTS", 2)
     calls = Shared()
 
     def change(inputs: Tensor) -> Tensor:

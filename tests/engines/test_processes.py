@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from problems import Shared
+from problems import Shared, train
 from torch import Tensor, nn
 
 import flatfed as ff
@@ -43,7 +43,7 @@ def federation(clients: int = 9, features: int = 4) -> ff.Federation:
 def train(algorithm: ff.Algorithm, **changed: Any) -> ff.Run:
     torch.manual_seed(0)
     model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 3))
-    return ff.train(
+    return train(
         model,
         federation(),
         algorithm,
@@ -81,7 +81,7 @@ def test_training_really_happens_in_other_processes():
             seen.append(os.getpid())
             return super().forward(inputs)
 
-    ff.train(
+    train(
         Spy(4, 3), federation(), ff.fedavg(), rounds=2, local_steps=1, batch_size=3, path="client", workers=2
     )
     others = set(seen) - {os.getpid()}
@@ -323,7 +323,7 @@ def loss(outputs, targets):
 
 data = ff.Federation.from_tensors([(torch.ones(2, 3), torch.zeros(2, dtype=torch.int64))] * 2)
 print("before", end="")
-ff.train(torch.nn.Linear(3, 2), data, ff.fedavg(), rounds=2, local_steps=1, batch_size=2, lr=0.1,
+train(torch.nn.Linear(3, 2), data, ff.fedavg(), rounds=2, local_steps=1, batch_size=2, lr=0.1,
          loss=loss, workers=2, path="client")
 """
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from problems import train
 from torch import nn
 
 import flatfed as ff
@@ -45,12 +46,12 @@ def refusal(call) -> str:
 
 def test_arrays_and_lists_are_as_good_as_tensors():
     clients = data()
-    expected = ff.train(net(), ff.Federation.from_tensors(clients), ff.fedavg(), **WORK)
+    expected = train(net(), ff.Federation.from_tensors(clients), ff.fedavg(), **WORK)
     for made in (
         [(inputs.numpy(), targets.numpy()) for inputs, targets in clients],
         [(inputs.tolist(), targets.tolist()) for inputs, targets in clients],
     ):
-        found = ff.train(net(), ff.Federation.from_tensors(made), ff.fedavg(), **WORK)
+        found = train(net(), ff.Federation.from_tensors(made), ff.fedavg(), **WORK)
         assert torch.equal(found.server["model"], expected.server["model"])
 
 
@@ -64,21 +65,21 @@ def test_arrays_and_lists_are_as_good_as_tensors():
     ],
 )
 def test_arguments_of_another_kind_are_refused(arguments, complaint):
-    assert complaint in refusal(lambda: ff.train(*arguments, **WORK))
+    assert complaint in refusal(lambda: train(*arguments, **WORK))
 
 
 def test_regression_needs_a_loss_of_its_own():
     clients = [(inputs, inputs.sum(1, keepdim=True)) for inputs, _ in data()]
     made = ff.Federation.from_tensors(clients)
-    assert "mse_loss" in refusal(lambda: ff.train(net(1), made, ff.fedavg(), **WORK))
-    run = ff.train(net(1), made, ff.fedavg(), loss=F.mse_loss, **WORK)
+    assert "mse_loss" in refusal(lambda: train(net(1), made, ff.fedavg(), **WORK))
+    run = train(net(1), made, ff.fedavg(), loss=F.mse_loss, **WORK)
     assert run.history[-1]["train_loss"] > 0
 
 
 def test_soft_labels_are_counted_by_their_largest():
     clients = [(inputs, F.one_hot(targets, 3).float()) for inputs, targets in data()]
-    soft = ff.train(net(), ff.Federation.from_tensors(clients, test=clients[0]), ff.fedavg(), **WORK)
-    hard = ff.train(net(), federation(), ff.fedavg(), **WORK)
+    soft = train(net(), ff.Federation.from_tensors(clients, test=clients[0]), ff.fedavg(), **WORK)
+    hard = train(net(), federation(), ff.fedavg(), **WORK)
     assert soft.history[-1]["test_accuracy"] == hard.history[-1]["test_accuracy"]
 
 
@@ -88,30 +89,30 @@ def test_losses_must_be_one_number():
         (lambda outputs, targets: F.cross_entropy(outputs, targets)[None], "not a tensor shaped [1]"),
         (lambda outputs, targets: outputs["logits"], "cannot be trained on a batch of client 0"),
     ]:
-        assert complaint in refusal(lambda: ff.train(net(), federation(), ff.fedavg(), loss=loss, **WORK))  # noqa: B023
+        assert complaint in refusal(lambda: train(net(), federation(), ff.fedavg(), loss=loss, **WORK))  # noqa: B023
 
 
 def test_metrics_may_return_plain_numbers():
     def share(outputs, targets):
         return float((outputs.argmax(1) == targets).float().mean())
 
-    run = ff.train(net(), federation(), ff.fedavg(), metrics={"share": share}, **WORK)
+    run = train(net(), federation(), ff.fedavg(), metrics={"share": share}, **WORK)
     assert 0 <= run.history[-1]["test_share"] <= 1
 
 
 def test_callbacks_add_numbers_but_replace_none():
-    run = ff.train(
+    run = train(
         net(), federation(), ff.fedavg(), callbacks=[lambda now: {"n": np.float32(now.round)}], **WORK
     )
     assert [record["n"] for record in run.history] == [1.0, 2.0]
     message = refusal(
-        lambda: ff.train(net(), federation(), ff.fedavg(), callbacks=[lambda now: {"round": 7}], **WORK)
+        lambda: train(net(), federation(), ff.fedavg(), callbacks=[lambda now: {"round": 7}], **WORK)
     )
     assert "'round'" in message
 
 
 def test_a_folder_is_never_continued_with_something_else(tmp_path):
-    ff.train(net(), federation(), ff.fedavg(), folder=tmp_path, **WORK)
+    train(net(), federation(), ff.fedavg(), folder=tmp_path, **WORK)
     other_weights = net()
     with torch.no_grad():
         other_weights[0].bias.add_(1)
@@ -124,27 +125,27 @@ def test_a_folder_is_never_continued_with_something_else(tmp_path):
         "loss": (net(), federation(), {"loss": nn.CrossEntropyLoss(label_smoothing=0.1)}),
     }
     for model, made, more in changed.values():
-        message = refusal(lambda: ff.train(model, made, ff.fedavg(), folder=tmp_path, **more, **WORK))  # noqa: B023
+        message = refusal(lambda: train(model, made, ff.fedavg(), folder=tmp_path, **more, **WORK))  # noqa: B023
         assert "another model, data, loss or settings" in message
-    again = ff.train(net(), federation(), ff.fedavg(), folder=tmp_path, **WORK)
+    again = train(net(), federation(), ff.fedavg(), folder=tmp_path, **WORK)
     assert len(again.history) == 2
 
 
 def test_an_edited_config_is_noticed(tmp_path):
-    ff.train(net(), federation(), ff.fedavg(), folder=tmp_path, **WORK)
+    train(net(), federation(), ff.fedavg(), folder=tmp_path, **WORK)
     config = json.loads((tmp_path / "config.json").read_text())
     config["training"]["lr"] = 0.05
     (tmp_path / "config.json").write_text(json.dumps(config))
-    message = refusal(lambda: ff.train(net(), federation(), ff.fedavg(), folder=tmp_path, lr=0.05, **WORK))
+    message = refusal(lambda: train(net(), federation(), ff.fedavg(), folder=tmp_path, lr=0.05, **WORK))
     assert "another model, data, loss or settings" in message
 
 
 def test_lost_history_is_noticed(tmp_path):
-    ff.train(net(), federation(), ff.fedavg(), folder=tmp_path, **WORK)
+    train(net(), federation(), ff.fedavg(), folder=tmp_path, **WORK)
     history = tmp_path / "history.jsonl"
     history.write_text(history.read_text().splitlines(keepends=True)[0])
     message = refusal(
-        lambda: ff.train(net(), federation(), ff.fedavg(), folder=tmp_path, **(WORK | {"rounds": 3}))
+        lambda: train(net(), federation(), ff.fedavg(), folder=tmp_path, **(WORK | {"rounds": 3}))
     )
     assert "1 of the checkpoint's 2 rounds" in message
 
@@ -170,7 +171,7 @@ def test_an_index_beyond_the_embedding_never_reads_another_clients(path):
     clients[1][0][:] = 60
     model = nn.Sequential(nn.Embedding(50, 4), nn.Flatten(), nn.Linear(20, 3))
     message = refusal(
-        lambda: ff.train(model, ff.Federation.from_tensors(clients), ff.fedavg(), path=path, **WORK)
+        lambda: train(model, ff.Federation.from_tensors(clients), ff.fedavg(), path=path, **WORK)
     )
     assert "index out of range" in message
 
@@ -181,16 +182,14 @@ def test_sparse_gradients_are_as_good_as_dense_ones():
     for sparse in (False, True):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Embedding(50, 4, sparse=sparse), nn.Flatten(), nn.Linear(20, 3))
-        results.append(
-            ff.train(model, ff.Federation.from_tensors(clients), ff.fedsam(), **WORK).server["model"]
-        )
+        results.append(train(model, ff.Federation.from_tensors(clients), ff.fedsam(), **WORK).server["model"])
     assert torch.equal(*results)
 
 
 def test_batch_normalisation_of_one_sample_is_refused_with_the_client():
     model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
     work = {"rounds": 1, "local_epochs": 1, "batch_size": 3}
-    message = refusal(lambda: ff.train(model, federation(), ff.fedavg(), **work))
+    message = refusal(lambda: train(model, federation(), ff.fedavg(), **work))
     assert "client 0" in message
 
 
@@ -200,7 +199,7 @@ def test_no_direction_has_no_length_in_any_precision():
 
 
 def test_hardly_anybody_coming_takes_no_longer():
-    settings = ff.Settings(rounds=1, participation=1e-12, sampling="bernoulli")
+    settings = ff.Training(rounds=1, participation=1e-12, sampling="bernoulli")
     found = [cohort(settings, 1000, round_number) for round_number in range(400)]
     assert all(len(members) == 1 for members in found)
     # Whoever comes alone is anybody: the mean of 400 draws from 0 … 999 has a standard error of 14.4.

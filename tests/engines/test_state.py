@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from problems import Shared
+from problems import Shared, train
 from torch import Tensor, nn
 
 import flatfed as ff
@@ -233,7 +233,7 @@ def test_the_memory_budget_does_not_change_a_bit(path):
     data = ff.Federation.from_function(9, own_samples)
     one_row = 2 * 18 * 4 / 2**20
     runs = [
-        ff.train(
+        train(
             model,
             data,
             ff.fedlesam_s(),
@@ -262,9 +262,7 @@ def test_the_memory_budget_does_not_change_a_bit(path):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_client_state_goes_with_its_run(workers):
     data = ff.Federation.from_function(9, own_samples)
-    run = ff.train(
-        nn.Linear(5, 3), data, ff.scaffold(), rounds=1, local_steps=1, batch_size=3, workers=workers
-    )
+    run = train(nn.Linear(5, 3), data, ff.scaffold(), rounds=1, local_steps=1, batch_size=3, workers=workers)
     files = [weakref.ref(file) for file in run.clients.files.values()]
     assert files
     del run
@@ -279,7 +277,7 @@ def test_a_million_clients():
         loaded.append(client)
         return own_samples(client)
 
-    run = ff.train(
+    run = train(
         nn.Linear(5, 3),
         ff.Federation.from_function(1_000_000, load),
         ff.scaffold(),
@@ -310,7 +308,7 @@ def peak(population):
     status, forget = Path("/proc/self/status"), Path("/proc/self/clear_refs")
     if forget.exists():
         forget.write_text("5")
-    ff.train(
+    train(
         torch.nn.Linear(5, 3), ff.Federation.from_function(population, load), ff.scaffold(), rounds=4,
         participants=10, local_steps=2, batch_size=3, workers=1,
     )

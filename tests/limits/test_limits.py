@@ -39,10 +39,11 @@ from torch import Tensor, nn
 import flatfed as ff
 from flatfed import parts
 from flatfed.core.algorithm import ImpossibleComposition
+from flatfed.core.context import Carry, ClientContext
 from flatfed.core.flat import Layout
-from flatfed.core.part import Carry, ClientContext, Correction, Gradient
+from flatfed.core.part import Correction, Gradient
 from flatfed.core.rounds import ClientResult, StepRule, client_round
-from flatfed.engines import local
+from flatfed.engines import chunks
 
 TOLERANCE = 1e-9
 DIFFERENT = 1e-5
@@ -389,7 +390,7 @@ def test_control_variate_acts_with_its_weight() -> None:
     for row, client in enumerate(recorder.cohorts[-1]):
         own = before.clients.read(client, before.server["model"])["control"]
         mean = torch.stack([step.direction[row] for step in steps]).mean(0)
-        direction = mean + weight * (before.server["control"] - own)
+        direction = mean + weight * (named(before.server)["control"] - own)
         moved = -steps[0].rate * len(steps) * direction
         assert distance(log.ends[-1][row] - log.starts[-1], moved) < TOLERANCE
         # What is remembered is the gradient, whatever the weight.
@@ -427,7 +428,7 @@ def test_momentum_control_variate_is_a_running_mean_of_the_participants(warm: bo
         ).mean(0)
         before = recorder.servers[-2]["control"] if rounds > 1 else torch.zeros_like(fresh)
         rate = 1.0 if warm and rounds == 1 else GENERIC["fedmo"]["momentum_rate"]
-        assert distance(result.server["control"], (1 - rate) * before + rate * fresh) < TOLERANCE
+        assert distance(named(result.server)["control"], (1 - rate) * before + rate * fresh) < TOLERANCE
 
 
 def test_fedacg_model_is_the_mean_of_the_local_models() -> None:
@@ -494,7 +495,7 @@ def test_momentum_remembers_mean_gradients(algorithm: ff.Algorithm, kept: float,
     for t, server in enumerate(recorder.servers):
         mean = torch.stack([step.direction for step in log.of_round(t)]).mean((0, 1))
         old = kept * old + fresh * mean
-        assert distance(server["momentum_gradient"], old) < TOLERANCE
+        assert distance(named(server)["momentum_gradient"], old) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["fedcm", "mofedsam"])
@@ -503,7 +504,7 @@ def test_server_steps_along_the_momentum_in_gradient_units(name: str) -> None:
     run(generic(name, server_rate=0.4, units="gradient"), recorder=recorder)
     x = flat(network())
     for server in recorder.servers:
-        assert distance(server["model"], x - 0.4 * server["momentum_gradient"]) < TOLERANCE
+        assert distance(server["model"], x - 0.4 * named(server)["momentum_gradient"]) < TOLERANCE
         x = server["model"]
 
 
@@ -515,7 +516,7 @@ def test_mimelite_momentum_remembers_full_gradients() -> None:
         owned = [data.client(client) for client in members]
         full = [gradient_of(network(), received, *own.batch(torch.arange(len(own)))) for own in owned]
         old = (1 - beta) * torch.stack(full).mean(0) + beta * old
-        assert distance(server["momentum_gradient"], old) < TOLERANCE
+        assert distance(named(server)["momentum_gradient"], old) < TOLERANCE
         received = server["model"]
 
 
@@ -651,13 +652,13 @@ def test_results_do_not_depend_on_how_the_work_is_done(name: str, monkeypatch: p
     expected = known(generic(name))[:3]
     by_client = trajectory(generic(name), rounds=3, path="client", workers=2)
     assert distance(by_client, expected) < TOLERANCE
-    monkeypatch.setattr(local, "MATRIX_CLIENTS", 2)
+    monkeypatch.setattr(chunks, "MATRIX_CLIENTS", 2)
     in_chunks = trajectory(generic(name), rounds=3, workers=3)
     assert distance(in_chunks, expected) < TOLERANCE
 
 
 def test_workers_do_not_get_in_each_others_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "MATRIX_CLIENTS", 1)
+    monkeypatch.setattr(chunks, "MATRIX_CLIENTS", 1)
     settings = {"data": federation(12), "participants": 12}
     expected = trajectory(ff.fedavg(), workers=1, **settings)
     patience = sys.getswitchinterval()
@@ -1005,7 +1006,7 @@ def test_tiny_numbers_are_zero_during_a_round_and_then_as_before(before: bool) -
 def test_consensus_perturbation_keeps_its_length_on_the_server() -> None:
     for upload in ("residual", "dual"):
         server = run(generic("fedsmoo", upload=upload)).server
-        assert float(server["perturbation"].norm()) == pytest.approx(0.2, rel=1e-10)
+        assert float(named(server)["perturbation"].norm()) == pytest.approx(0.2, rel=1e-10)
 
 
 # -- must differ -------------------------------------------------------------------------------------------

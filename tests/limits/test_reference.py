@@ -32,7 +32,7 @@ from torch import Tensor
 import flatfed as ff
 from flatfed.core import random
 from flatfed.core.sampling import batches, cohort
-from flatfed.core.settings import Settings
+from flatfed.core.settings import Training
 
 TOLERANCE = 1e-9
 
@@ -84,7 +84,7 @@ CASES = [
 class Replay:
     """The federation as the references see it."""
 
-    def __init__(self, data: ff.Federation, settings: Settings) -> None:
+    def __init__(self, data: ff.Federation, settings: Training) -> None:
         self.data, self.settings, self.model = data, settings, network()
         self.start = flat(self.model).numpy().copy()
         self.clients, self.inputs = len(data), FEATURES
@@ -194,7 +194,7 @@ def test_agrees_with_the_naive_version(name: str, options: dict[str, Any], work:
     data = federation(unequal=settings.pop("unequal", False))
     recorder = Recorder()
     result = run(ff.ALGORITHMS[name](**options), data=data, recorder=recorder, **settings)
-    problem = Replay(data, result.settings)
+    problem = Replay(data, result.training)
     trace = getattr(naive, name)(problem, **options)
 
     assert recorder.cohorts == problem.cohorts
@@ -217,7 +217,7 @@ def test_agrees_with_the_naive_version(name: str, options: dict[str, Any], work:
 
     # What the references do not show: the models of earlier rounds that FedLESAM remembers.
     if "previous_model" in result.server:
-        assert_same(result.server["previous_model"], trace.models[-2], "the model of the round before")
+        assert_same(named(result.server)["previous_model"], trace.models[-2], "the model of the round before")
     for client in took_part if "last_model" in kept else []:
         last = max(t for t, members in enumerate(problem.cohorts) if client in members)
         remembered = result.clients.read(client, result.server["model"])["last_model"]
@@ -228,7 +228,7 @@ def test_cases_are_as_awkward_as_intended() -> None:
     for work, settings in WORK.items():
         chosen = dict(settings)
         data = federation(unequal=chosen.pop("unequal", False))
-        problem = Replay(data, Settings(rounds=4, participants=3, seed=1, **chosen))
+        problem = Replay(data, Training(rounds=4, participants=3, seed=1, **chosen))
         members = [client for each in problem.cohorts for client in each]
         assert max(members.count(client) for client in members) > 1, "somebody comes back"
         assert len(set(members)) < CLIENTS, "somebody never comes"

@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
+from problems import train
 from torch import nn
 from torch.func import functional_call, grad, jvp, vmap
 
@@ -282,7 +283,7 @@ def characters(length, classes, clients=3):
 
 def both_paths_agree(model, federation, algorithm, tolerance=2e-5, **settings):
     runs = {
-        path: ff.train(model, federation, algorithm, path=path, **{**SETTINGS, **settings})
+        path: train(model, federation, algorithm, path=path, **{**SETTINGS, **settings})
         for path in ("client", "matrix")
     }
     one, other = runs["client"], runs["matrix"]
@@ -326,18 +327,18 @@ def test_image_models_train_alike_on_both_paths(name, input_shape, options):
 def test_models_that_draw_or_keep_statistics_train_client_by_client(name, options, reason):
     shape = MNIST if name == "emnist_cnn" else (3, 16, 16)
     model, federation = build(name, shape, 5, **options), images(shape, 5)
-    run = ff.train(model, federation, ff.fedavg(), **SETTINGS)
+    run = train(model, federation, ff.fedavg(), **SETTINGS)
     assert (run.path, run.path_reason) == ("client", reason)
-    again = ff.train(model, federation, ff.fedavg(), **{**SETTINGS, "workers": 2})
+    again = train(model, federation, ff.fedavg(), **{**SETTINGS, "workers": 2})
     assert torch.equal(run.server["model"], again.server["model"]), "the workers do not change the numbers"
     with pytest.raises(ff.FlatfedError, match=f"^path = 'matrix': {reason}; use path = 'client' or 'auto'$"):
-        ff.train(model, federation, ff.fedavg(), path="matrix", **SETTINGS)
+        train(model, federation, ff.fedavg(), path="matrix", **SETTINGS)
 
 
 def test_convolutional_and_recurrent_models_choose_the_client_path():
-    run = ff.train(build("lenet5", MNIST, 5), images(MNIST, 5), ff.fedavg(), **SETTINGS)
+    run = train(build("lenet5", MNIST, 5), images(MNIST, 5), ff.fedavg(), **SETTINGS)
     assert run.path == "client"
-    run = ff.train(build("char_lstm", (5,), 6, **TINY_LSTM), characters(5, 6), ff.fedavg(), **SETTINGS)
+    run = train(build("char_lstm", (5,), 6, **TINY_LSTM), characters(5, 6), ff.fedavg(), **SETTINGS)
     assert run.path == "client" and "recurrent" in run.path_reason
 
 
@@ -359,7 +360,7 @@ def test_algorithms_that_need_float_inputs_refuse_characters(name, path):
     with pytest.raises(
         ff.FlatfedError, match=f"^algorithm: {name} changes or makes up inputs.* int64$"
     ) as caught:
-        ff.train(model, characters(5, 6), algorithm, path=path, **SETTINGS)
+        train(model, characters(5, 6), algorithm, path=path, **SETTINGS)
     assert "\n" not in str(caught.value)
 
 
@@ -386,7 +387,7 @@ def test_a_swin_transformer_without_stochastic_depth_trains_alike_on_both_paths(
 def test_the_numbers_of_an_lstm_do_not_depend_on_the_workers(path):
     model, federation = build("char_lstm", (5,), 6, **TINY_LSTM), characters(5, 6, clients=70)
     one, two = (
-        ff.train(model, federation, ff.scaffold(), path=path, **{**SETTINGS, "rounds": 1, "workers": workers})
+        train(model, federation, ff.scaffold(), path=path, **{**SETTINGS, "rounds": 1, "workers": workers})
         for workers in (1, 2)
     )
     assert torch.equal(one.server["model"], two.server["model"])

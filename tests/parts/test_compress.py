@@ -17,8 +17,9 @@ from torch import Tensor
 
 import flatfed as ff
 from flatfed.core.algorithm import memory_of
+from flatfed.core.context import MergeContext
 from flatfed.core.errors import DivergedError, FlatfedError
-from flatfed.core.part import Cohort, Compressor
+from flatfed.core.part import Compressor
 from flatfed.core.random import torch_generator
 from flatfed.core.rounds import send, server_round
 from flatfed.parts import ErrorFeedback, ErrorFeedback21, Quantize, Sign, TopK
@@ -477,7 +478,7 @@ def test_ef21_keeps_the_mean_memory_of_the_population_on_the_server(inner):
                 torch.testing.assert_close(result.memory[memory_of(name)], before[memory_of(name)] + expected)
         mean = {name: torch.stack([each[name] for each in received]).mean(0) for name in algorithm.uploads}
         before = server
-        server = server_round(algorithm, server, mean, Cohort(number, len(cohort) / clients, 1.0))
+        server = server_round(algorithm, server, mean, MergeContext(number, len(cohort) / clients, 1.0))
         for name in algorithm.uploads:
             expected = torch.stack([memory[memory_of(name)] for memory in memories]).mean(0)
             torch.testing.assert_close(server[f"{name}_estimate"], expected)

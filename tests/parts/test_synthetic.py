@@ -27,16 +27,17 @@ from problems import (
     flat,
     generic,
     network,
+    train,
 )
 from torch import Tensor, nn
 
 import flatfed as ff
 from flatfed import parts
 from flatfed.core import random
+from flatfed.core.context import ClientContext, ServerContext
 from flatfed.core.flat import Layout
-from flatfed.core.part import ClientContext, ServerContext, Work
 from flatfed.core.state import Dimensions, State, initial_state
-from flatfed.engines import local
+from flatfed.engines import local, threads
 from flatfed.runs import folder as record
 from flatfed.training import loop as run
 from flatfed.training.config import Config, with_assignments
@@ -49,7 +50,7 @@ WITH_SAMPLES = ["fedsynsam", "dynafed", "dynafed_syn_only"]
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
     """Problems as small as these only wait for torch's own threads."""
-    with local.single_threaded():
+    with threads.single_threaded():
         yield
 
 
@@ -336,7 +337,7 @@ class Watched:
         self.own.append(point.clone())
         return draw(len(self.own), *point.shape)
 
-    def elsewhere(self, point: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+    def on_samples(self, point: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         self.batches.append((inputs, targets))
         return draw(100 + len(self.batches), *point.shape)
 
@@ -434,7 +435,7 @@ def train(
     data: ff.Federation | None = None,
     **options: Any,
 ) -> ff.Run:
-    return ff.train(
+    return train(
         network() if model is None else model,
         federation() if data is None else data,
         generic(algorithm) if isinstance(algorithm, str) else algorithm,
@@ -735,9 +736,7 @@ def test_targets_must_be_class_labels(name: str) -> None:
     with_floats = ff.Federation.from_tensors(regression)
     model = nn.Linear(FEATURES, 1).double()
     message = refusal(
-        lambda: ff.train(
-            model, with_floats, ff.ALGORITHMS[name](), loss=F.mse_loss, rounds=1, callbacks=[never]
-        )
+        lambda: train(model, with_floats, ff.ALGORITHMS[name](), loss=F.mse_loss, rounds=1, callbacks=[never])
     )
     assert f"{name} makes up samples of every class" in message
     assert "[8, 1] float64" in message
@@ -747,7 +746,7 @@ def test_targets_must_be_class_labels(name: str) -> None:
 def test_inputs_must_be_floats(name: str) -> None:
     words = ff.Federation.from_tensors([(torch.arange(12).view(6, 2) % 5, torch.arange(6) % 3)] * 3)
     model = nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(8, 3))
-    message = refusal(lambda: ff.train(model, words, ff.ALGORITHMS[name](), rounds=1, callbacks=[never]))
+    message = refusal(lambda: train(model, words, ff.ALGORITHMS[name](), rounds=1, callbacks=[never]))
     assert f"{name} changes or makes up inputs, which must be floats" in message
     assert "int64" in message
 

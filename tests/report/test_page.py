@@ -213,7 +213,7 @@ def test_the_legend_hides_a_method_in_every_figure(browser, report):
 
     before = shown()
 
-    def elsewhere() -> list[bool]:
+    def on_samples() -> list[bool]:
         """Whether its surface and its rows of tables can be seen."""
         return browser.execute_script(
             """const rows = [...document.querySelectorAll("tbody tr")];

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from problems import train
 from typer.testing import CliRunner
 
 import flatfed as ff
@@ -36,7 +37,7 @@ def test_every_number_of_the_history_is_written(tmp_path):
         for _ in range(3)
     ]
     federation = ff.Federation.from_tensors(clients, test=clients[0])
-    run = ff.train(
+    run = train(
         torch.nn.Linear(4, 2),
         federation,
         ff.fedavg(),
