@@ -201,19 +201,6 @@ def chart(
     return Figure(name, title, traces, layout, note, ("method", x, y))
 
 
-def method_figure(
-    method: NumberedMethod,
-    name: str,
-    title: str,
-    traces: Sequence[Trace],
-    layout: Mapping[str, Any],
-    columns: Sequence[str],
-    note: str = "",
-) -> Figure:
-    """A figure about a single method."""
-    return Figure(f"{name}-{method.number}", title, traces, layout, note, columns, method.number)
-
-
 def box_chart(name: str, title: str, boxes: Sequence[Trace], x: str, note: str = "") -> Figure:
     return Figure(name, title, boxes, axes(x, ""), note, ("method", *QUANTILES, "mean"))
 

@@ -84,9 +84,9 @@ def show(measured: figures.Measurements) -> figures.Content:
             figures.line(method, clients, values, name=name, mode="markers", meta={"series": index})
             for index, (name, values) in enumerate(cosines.items())
         ]
-        title, layout = f"Perturbations under {method.label}", figures.axes("client", "", showlegend=True)
-        columns = ("rule", "client", "cosine")
-        content.append(figures.method_figure(method, "perturbation", title, points, layout, columns, note))
+        name, title = f"perturbation-{method.number}", f"Perturbations under {method.label}"
+        layout, columns = figures.axes("client", "", showlegend=True), ("rule", "client", "cosine")
+        content.append(figures.Figure(name, title, points, layout, note, columns, method.number))
     return content
 
 

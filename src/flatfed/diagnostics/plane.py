@@ -45,9 +45,9 @@ def show(measured: figures.Measurements) -> figures.Content:
         marks |= {"text": [label if label == "global" else "" for label in labels], "hovertext": labels}
         marks |= {"hoverinfo": "text", "textposition": "top center", "cliponaxis": False}
         marks["customdata"] = figures.rounded(own)
-        title, columns = f"{method.label}: loss between models", ("series", "x", "y", "loss")
-        layout = figures.axes("", "")
-        content.append(figures.method_figure(method, "plane", title, [contour, marks], layout, columns))
+        name, title = f"plane-{method.number}", f"{method.label}: loss between models"
+        layout, columns = figures.axes("", ""), ("series", "x", "y", "loss")
+        content.append(figures.Figure(name, title, [contour, marks], layout, "", columns, method.number))
     return content
 
 

@@ -40,7 +40,8 @@ class Diagnostic:
     @property
     def option_types(self) -> dict[str, Any]:
         hints = get_type_hints(self.measure, include_extras=True)
-        return {key: kind for key, kind in hints.items() if key not in {"subject", "tick", "return"}}
+        keys = [key for key in inspect.signature(self.measure).parameters if key not in {"subject", "tick"}]
+        return {key: hints.get(key, Any) for key in keys}
 
     @property
     def run_options(self) -> set[str]:

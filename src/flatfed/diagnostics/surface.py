@@ -120,8 +120,8 @@ def _picture(method: figures.MethodResults, kind: str, low: float, high: float) 
         levels = {"coloring": "fill", "start": low, "end": high, "size": (high - low) / 15 or 1.0}
         style = {"contours": levels, "autocontour": False}
     trace = figures.heights(shape, b, a, losses, name=method.label, hovertemplate=HOVER, **style)
-    title, columns = f"{method.label}: {KINDS[kind]}", ("b", "a", KINDS[kind])
-    return figures.method_figure(method, name, title, [trace], layout, columns)
+    name, title = f"{name}-{method.number}", f"{method.label}: {KINDS[kind]}"
+    return figures.Figure(name, title, [trace], layout, "", ("b", "a", KINDS[kind]), method.number)
 
 
 def _cut(method: figures.MethodResults, kind: str) -> figures.Trace:

@@ -38,7 +38,7 @@ from flatfed.diagnostics.figures import (
 from flatfed.report.group import Comparison, Method, algorithm_name, differing_keys, flattened
 from flatfed.report.read import RunRecord
 from flatfed.report.split import binned
-from flatfed.runs.statistics import ACCURACY, MEGABYTE, Curve, Spread, finite, mean
+from flatfed.runs.statistics import ACCURACY, MEGABYTE, Spread, finite, mean
 from flatfed.training.config import Config
 from flatfed.training.evaluation import ClientSpread
 
@@ -52,6 +52,11 @@ TITLES = {
     "flatness_distance": "Flatness distance",
     "client_drift": "Client drift",
 }
+COSTS: dict[str, tuple[str, Sequence[str], float]] = {
+    "megabytes": ("megabytes sent, both ways", ("bytes_up", "bytes_down"), MEGABYTE),
+    "gradients": ("minibatch gradients", ("gradient_evaluations",), 1.0),
+}
+"""What curves are drawn against besides rounds: the axis, the numbers of a history line, their unit."""
 DIAGNOSED = {
     "flatness": ("Flatness", ""),
     "surfaces": (
@@ -163,14 +168,11 @@ def curves(comparison: Comparison) -> Section:
     """Every metric against rounds, and the first one and its loss against traffic and computation."""
     keys = comparison.history_keys()
     metrics = _metrics(keys)
-    figures = [_over_rounds(comparison, key) for key in metrics]
+    figures = [_curves(comparison, key) for key in metrics]
     main = [key for key in metrics if key in {metrics[0], "test_loss"}] or metrics[:1]
-    for name, unit, costs, scale in (
-        ("megabytes", "megabytes sent, both ways", ("bytes_up", "bytes_down"), MEGABYTE),
-        ("gradients", "minibatch gradients", ("gradient_evaluations",), 1.0),
-    ):
-        if any(cost in keys for cost in costs):
-            figures += [_over_cost(comparison, key, name, unit, costs, scale) for key in main]
+    for cost, (_, costs, _) in COSTS.items():
+        if any(name in keys for name in costs):
+            figures += [_curves(comparison, key, cost) for key in main]
     note = (
         "Lines are means over seeds, bands one standard deviation between them. Accuracy axes leave out the "
         "first steep rise; drag to zoom, double-click to see everything."
@@ -186,48 +188,28 @@ def other_curves(comparison: Comparison) -> Section:
         "The training loss is taken where the algorithm evaluates it, for some at a perturbed point: compare "
         "it between algorithms with care."
     )
-    figures = [_over_rounds(comparison, key) for key in others]
+    figures = [_curves(comparison, key) for key in others]
     return Section("rounds", "Round by round", figures, note if "train_loss" in others else "")
 
 
-def _over_rounds(comparison: Comparison, key: str) -> Figure:
-    return _curve_figure(
-        comparison, key, f"{key}-rounds", _title(key), "rounds", lambda curve, _: curve.rounds
-    )
-
-
-def _over_cost(
-    comparison: Comparison, key: str, name: str, unit: str, costs: Sequence[str], scale: float
-) -> Figure:
-    def spent(curve: Curve, method: Method) -> list[float]:
-        totals = method.running_total(*costs).means
-        return [totals[number] / scale for number in curve.rounds]
-
-    return _curve_figure(comparison, key, f"{key}-{name}", f"{_title(key)} against {name}", unit, spent)
-
-
-def _curve_figure(
-    comparison: Comparison,
-    key: str,
-    name: str,
-    title: str,
-    unit: str,
-    x: Callable[[Curve, Method], Sequence[float]],
-) -> Figure:
-    """Curves of one quantity against rounds or costs, accuracies in percent."""
-    is_accuracy = key.endswith("accuracy")
-    scale, label = (100.0, f"{_title(key).lower()} (%)") if is_accuracy else (1.0, _title(key).lower())
+def _curves(comparison: Comparison, key: str, cost: str = "") -> Figure:
+    """One quantity of all methods against rounds or a cost, accuracies in percent."""
+    unit, costs, size = COSTS[cost] if cost else ("rounds", (), 1.0)
+    is_accuracy, title = key.endswith("accuracy"), _title(key)
+    scale, label = (100.0, f"{title.lower()} (%)") if is_accuracy else (1.0, title.lower())
     traces = []
     for method in comparison.methods:
-        curve = method.curve(key)
+        curve, spent = method.curve(key), method.running_total(*costs).means
+        x = [spent[number] / size for number in curve.rounds] if cost else curve.rounds
         deviation = [scale * value for value in curve.deviation] if curve.deviation else None
         if curve.rounds:
-            traces.append(line(method, x(curve, method), [scale * value for value in curve.mean], deviation))
+            traces.append(line(method, x, [scale * value for value in curve.mean], deviation))
     layout = axes(unit, "")
     if key.endswith("loss"):
         layout = log_axis(layout, traces)
     if is_accuracy and traces:
         layout["yaxis"] |= {"ticksuffix": " %", "range": _upper_range(traces)}
+    name, title = f"{key}-{cost or 'rounds'}", f"{title} against {cost}" if cost else title
     return Figure(name, title, traces, layout, columns=("method", unit, label))
 
 
