@@ -16,6 +16,7 @@ from problems import Shared, generic, train
 from torch import Tensor, nn
 
 import flatfed as ff
+from flatfed.core.algorithm import short_names
 from flatfed.core.state import Dimensions, initial_state
 from flatfed.data.federation import ClientData, Samples
 from flatfed.engines import chunks, threads
@@ -154,7 +155,9 @@ def observe(algorithm: ff.Algorithm, dtype: torch.dtype = torch.float64, **optio
         cohorts.append(list(progress.cohort))
         evaluations.append(len(model.seen))
 
-    run = train(model, data, algorithm, callbacks=[finished], **settings(**options))
+    # The model and the data write down what they see, so that nothing but their version tells them apart.
+    version = {"name": "watched", "version": "1"}
+    run = train(model, data, algorithm, callbacks=[finished], **version, **settings(**options))
     return Observed(run, cohorts, data.log, evaluations)
 
 
@@ -484,8 +487,8 @@ def declared(algorithm: ff.Algorithm) -> Cost:
         up=len(algorithm.uploads),
         evaluations=algorithm.gradient_evaluations,
         full_passes=algorithm.full_gradients,
-        server=tuple(sorted(vector.name for vector in algorithm.server_vectors)),
-        client=tuple(sorted(vector.name for vector in algorithm.client_vectors)),
+        server=tuple(sorted(short_names(vector.name for vector in algorithm.server_vectors).values())),
+        client=tuple(sorted(short_names(vector.name for vector in algorithm.client_vectors).values())),
     )
 
 
@@ -502,4 +505,4 @@ def test_options_change_what_is_declared():
     assert declared(ff.fedsynsam(local_weight=1.0)) == COSTS["fedsynsam"]._replace(once=0, evaluations=2)
     without_second = tuple(name for name in DISTILLATION if not name.endswith("_second"))
     assert declared(ff.fedsynsam(optimizer="sgd")) == COSTS["fedsynsam"]._replace(server=without_second)
-    assert declared(ff.fedspeed(aggregate="dyn")) == COSTS["fedspeed"]._replace(server=("dual",))
+    assert declared(ff.fedspeed(duals="server")) == COSTS["fedspeed"]._replace(server=("dual",))

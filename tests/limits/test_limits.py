@@ -28,6 +28,7 @@ from problems import (
     generic,
     gradient_of,
     mean_over_clients,
+    named,
     network,
     pooled_gradient,
     run,
@@ -43,6 +44,7 @@ from flatfed.core.context import Carry, ClientContext
 from flatfed.core.flat import Layout
 from flatfed.core.part import Correction, Gradient
 from flatfed.core.rounds import ClientResult, StepRule, client_round
+from flatfed.core.sampling import batches
 from flatfed.engines import chunks
 
 TOLERANCE = 1e-9
@@ -146,10 +148,10 @@ REDUCTIONS = {
     "fednsam_d without both": Reduction(ff.fednsam_d(0.0, 0.0, 0.2), ff.feddyn(0.2)),
     "fedspeed without radius": Reduction(ff.fedspeed(0.0, 0.7, 0.2), ff.feddyn(0.2), EVERYBODY),
     "fedspeed without mix": Reduction(ff.fedspeed(0.3, 0.0, 0.2), ff.feddyn(0.2), EVERYBODY),
-    "fedspeed dyn without radius": Reduction(ff.fedspeed(0.0, 0.7, 0.2, aggregate="dyn"), ff.feddyn(0.2)),
-    "fedspeed dyn without mix": Reduction(ff.fedspeed(0.3, 0.0, 0.2, aggregate="dyn"), ff.feddyn(0.2)),
+    "fedspeed dyn without radius": Reduction(ff.fedspeed(0.0, 0.7, 0.2, duals="server"), ff.feddyn(0.2)),
+    "fedspeed dyn without mix": Reduction(ff.fedspeed(0.3, 0.0, 0.2, duals="server"), ff.feddyn(0.2)),
     "fedspeed rules with everybody": Reduction(
-        ff.fedspeed(0.3, 0.7, 0.2), ff.fedspeed(0.3, 0.7, 0.2, aggregate="dyn"), EVERYBODY
+        ff.fedspeed(0.3, 0.7, 0.2), ff.fedspeed(0.3, 0.7, 0.2, duals="server"), EVERYBODY
     ),
     # Look-ahead and momentum
     "fedacg without momentum": Reduction(ff.fedacg(0.0, 0.3), ff.fedprox(0.3)),
@@ -336,7 +338,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
         (generic("fedlesam_d"), "dual"),
         (generic("fednsam_d"), "dual"),
         (generic("fednsam_d", dual_in_momentum=True), "dual"),
-        (generic("fedspeed", aggregate="dyn"), "dual"),
+        (generic("fedspeed", duals="server"), "dual"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.name,
 )
@@ -348,7 +350,7 @@ def test_server_vector_is_the_mean_over_all_clients(
     sizes = [len(data.client(number)) for number in range(CLIENTS)]
     mean = mean_over_clients(result, vector, CLIENTS, sizes if sampling == "samples" else None)
     assert 0 < len(result.clients.clients()) <= CLIENTS
-    assert distance(result.server[vector], mean) < 1e-12
+    assert distance(named(result.server)[vector], mean) < 1e-12
     assert float(mean.abs().max()) > 1e-3
 
 
@@ -357,7 +359,7 @@ def test_clients_remember_only_what_they_lived_through() -> None:
     result = run(generic("scaffold"), recorder=recorder, rounds=2)
     assert result.clients.clients() == sorted(set(recorder.cohorts[0]) | set(recorder.cohorts[1]))
     never = next(client for client in range(CLIENTS) if client not in result.clients.clients())
-    assert not result.clients.read(never, result.server["model"])["control"].any()
+    assert not named(result.clients.read(never, result.server["model"]))["control"].any()
 
 
 @pytest.mark.parametrize(
@@ -375,7 +377,7 @@ def test_control_variate_is_the_mean_gradient_weighted_by_step_size(algorithm: f
     total = sum(step.rate for step in steps)
     mean = sum(step.rate * step.direction for step in steps) / total
     for row, client in enumerate(recorder.cohorts[last]):
-        control = result.clients.read(client, result.server["model"])["control"]
+        control = named(result.clients.read(client, result.server["model"]))["control"]
         assert distance(control, mean[row]) < TOLERANCE
 
 
@@ -388,13 +390,13 @@ def test_control_variate_acts_with_its_weight() -> None:
     after = run(watched, recorder=recorder, **NO_DECAY)
     steps = log.of_round(rounds - 1)
     for row, client in enumerate(recorder.cohorts[-1]):
-        own = before.clients.read(client, before.server["model"])["control"]
+        own = named(before.clients.read(client, before.server["model"]))["control"]
         mean = torch.stack([step.direction[row] for step in steps]).mean(0)
         direction = mean + weight * (named(before.server)["control"] - own)
         moved = -steps[0].rate * len(steps) * direction
         assert distance(log.ends[-1][row] - log.starts[-1], moved) < TOLERANCE
         # What is remembered is the gradient, whatever the weight.
-        assert distance(after.clients.read(client, after.server["model"])["control"], mean) < TOLERANCE
+        assert distance(named(after.clients.read(client, after.server["model"]))["control"], mean) < TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -411,7 +413,7 @@ def test_control_variate_of_option_one_is_the_full_gradient_at_the_received_mode
     for client in recorder.cohorts[-1]:
         own = data.client(client)
         expected = gradient_of(network(), received, *own.batch(torch.arange(len(own))))
-        found = result.clients.read(client, result.server["model"])["control"]
+        found = named(result.clients.read(client, result.server["model"]))["control"]
         assert distance(found, expected) < TOLERANCE
 
 
@@ -422,7 +424,7 @@ def test_momentum_control_variate_is_a_running_mean_of_the_participants(warm: bo
         result = run(generic("fedmo", warm_start=warm), recorder=recorder, rounds=rounds)
         fresh = torch.stack(
             [
-                result.clients.read(client, result.server["model"])["control"]
+                named(result.clients.read(client, result.server["model"]))["control"]
                 for client in recorder.cohorts[-1]
             ]
         ).mean(0)
@@ -495,7 +497,7 @@ def test_momentum_remembers_mean_gradients(algorithm: ff.Algorithm, kept: float,
     for t, server in enumerate(recorder.servers):
         mean = torch.stack([step.direction for step in log.of_round(t)]).mean((0, 1))
         old = kept * old + fresh * mean
-        assert distance(named(server)["momentum_gradient"], old) < TOLERANCE
+        assert distance(server["momentum_gradient"], old) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["fedcm", "mofedsam"])
@@ -504,7 +506,7 @@ def test_server_steps_along_the_momentum_in_gradient_units(name: str) -> None:
     run(generic(name, server_rate=0.4, units="gradient"), recorder=recorder)
     x = flat(network())
     for server in recorder.servers:
-        assert distance(server["model"], x - 0.4 * named(server)["momentum_gradient"]) < TOLERANCE
+        assert distance(server["model"], x - 0.4 * server["momentum_gradient"]) < TOLERANCE
         x = server["model"]
 
 
@@ -516,7 +518,7 @@ def test_mimelite_momentum_remembers_full_gradients() -> None:
         owned = [data.client(client) for client in members]
         full = [gradient_of(network(), received, *own.batch(torch.arange(len(own)))) for own in owned]
         old = (1 - beta) * torch.stack(full).mean(0) + beta * old
-        assert distance(named(server)["momentum_gradient"], old) < TOLERANCE
+        assert distance(server["momentum_gradient"], old) < TOLERANCE
         received = server["model"]
 
 
@@ -537,7 +539,7 @@ def test_fedrobust_climbs_on_a_full_matrix() -> None:
         matrix, offset = matrix + rates[0] * by_matrix, offset + rates[1] * by_offset
     settings = {"rounds": 2, "participants": 1, **FULL_BATCH, **STEADY, **NO_DECAY}
     result = run(ff.fedrobust(*rates, *penalties, shift="full"), data=data, **settings)
-    kept = result.clients.read(0, y)
+    kept = named(result.clients.read(0, y))
     assert distance(result.server["model"], y) < TOLERANCE
     assert distance(kept["scale"].view(FEATURES, FEATURES), matrix - torch.eye(FEATURES)) < TOLERANCE
     assert distance(kept["offset"], offset) < TOLERANCE
@@ -812,7 +814,7 @@ def one_round(
         layout=layout,
         input_shape=(FEATURES,),
         full_gradient=lambda: _vector(99, clients, size),
-        moved=torch.zeros(clients, size, dtype=torch.float64),
+        displacement=torch.zeros(clients, size, dtype=torch.float64),
     )
     oracle = Watched(clients, size)
     point = received["model"].expand(clients, -1).clone()
@@ -831,8 +833,8 @@ CORRECTIONS: list[Correction] = [
 PIPELINES = [
     chosen
     for chosen in (*itertools.permutations(CORRECTIONS, 2), *itertools.permutations(CORRECTIONS, 3))
-    # Of three only those with one in the middle that cannot be folded, and none with two momenta of one name.
-    if (len(chosen) == 2 or chosen[1] is CORRECTIONS[-1]) and not set(CORRECTIONS[4:6]) <= set(chosen)
+    # Of three only those with one in the middle that cannot be folded.
+    if len(chosen) == 2 or chosen[1] is CORRECTIONS[-1]
 ]
 
 
@@ -858,7 +860,7 @@ def test_folded_corrections_are_the_corrections_one_by_one(
 def test_a_spring_too_weak_to_divide_by_changes_nothing() -> None:
     ours, _, _ = one_round(ff.Algorithm(correct=(parts.ControlVariate(), parts.Proximal(1e-200))), [0.1] * 3)
     plain, _, _ = one_round(ff.Algorithm(correct=parts.ControlVariate()), [0.1] * 3)
-    assert torch.equal(ours.moved, plain.moved)
+    assert torch.equal(ours.displacement, plain.displacement)
 
 
 def test_decay_before_the_corrections_is_at_the_unperturbed_model() -> None:
@@ -868,7 +870,7 @@ def test_decay_before_the_corrections_is_at_the_unperturbed_model() -> None:
         ff.Algorithm(gradient=perturbed, correct=parts.LocalNesterov(0.0)), [0.3, 0.1], rule=rule
     )
     last, _, _ = one_round(ff.Algorithm(gradient=perturbed), [0.3, 0.1], rule=rule)
-    torch.testing.assert_close(first.moved, last.moved, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(first.displacement, last.displacement, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("shift", ["channel", "diagonal", "full"])
@@ -904,7 +906,7 @@ def test_a_correction_that_overrides_direction_is_asked_for_it() -> None:
 
     ours, _, _ = one_round(ff.Algorithm(correct=Twice(0.3)), [0.1])
     plain, _, _ = one_round(ff.Algorithm(), [0.2])
-    torch.testing.assert_close(ours.moved, plain.moved, rtol=1e-12, atol=0)
+    torch.testing.assert_close(ours.displacement, plain.displacement, rtol=1e-12, atol=0)
 
 
 STANDING = [0.0] * 4
@@ -999,7 +1001,7 @@ def test_tiny_numbers_are_zero_during_a_round_and_then_as_before(before: bool) -
         after = sys.float_info.min / 2
     finally:
         torch.set_flush_denormal(False)
-    assert set(oracle.seen) == {0.0} and torch.equal(result.moved, origin)
+    assert set(oracle.seen) == {0.0} and torch.equal(result.displacement, origin)
     assert (between == 0) == (after == 0) == before
 
 
@@ -1028,7 +1030,7 @@ def test_feddyn_without_regularisation_sums_displacements() -> None:
 DIFFERENCES: dict[str, tuple[ff.Algorithm, ff.Algorithm, dict[str, Any]]] = {
     "fedmoswa is not scaffold": (ff.fedmoswa(1.0, 1.0, 1.0), ff.scaffold(), {}),
     "fedmoswa at the share is not scaffold": (ff.fedmoswa(1.0, 1.0, SHARE), ff.scaffold(), {}),
-    "fedspeed's rules": (ff.fedspeed(0.3, 0.7, 0.2), ff.fedspeed(0.3, 0.7, 0.2, aggregate="dyn"), {}),
+    "fedspeed's rules": (ff.fedspeed(0.3, 0.7, 0.2), ff.fedspeed(0.3, 0.7, 0.2, duals="server"), {}),
     "fedlesam's memories": (ff.fedlesam(0.3), ff.fedlesam(0.3, memory="server"), {}),
     "fedlesam_s's memories": (ff.fedlesam_s(0.3), ff.fedlesam_s(0.3, memory="server"), {}),
     "fedlesam_d's memories": (ff.fedlesam_d(0.3, 0.2), ff.fedlesam_d(0.3, 0.2, memory="server"), {}),
@@ -1112,7 +1114,7 @@ def test_corrections_act_on_the_local_steps(name: str, plain: ff.Algorithm) -> N
     uncorrected, _, _ = one_round(plain, [0.1, 0.2, 0.1])
     moved, reference = corrected.upload["displacement"], uncorrected.upload["displacement"]
     if name == "fedspeed":
-        moved = moved - corrected.client["dual"]
+        moved = moved - corrected.client["dynamic_regulariser.dual"]
     assert distance(moved, reference) > 1e-3
 
 
@@ -1184,6 +1186,41 @@ def test_corrections_add_up_in_any_order() -> None:
         assert distance(one, trajectory(ff.Algorithm(correct=alone))) > DIFFERENT
 
 
+def test_two_momenta_of_one_name_are_kept_side_by_side() -> None:
+    """d ← 0.7 (0.4 g + 0.6 a) + 0.3 b, with a from displacements and b from full gradients."""
+    correct = (parts.GlobalMomentum(0.4, 0.6), parts.FullGradientMomentum(0.3))
+    recorder = Recorder()
+    data = federation()
+    run(ff.Algorithm(correct=correct), data=data, recorder=recorder, rounds=4, **EVERYBODY, **ONE_STEP)
+    model, x = network(), flat(network())
+    a = b = torch.zeros_like(x)
+    for t, server in enumerate(recorder.servers):
+        rate = DEFAULTS["lr"] * DEFAULTS["lr_decay"] ** t
+        training = ff.Training(**{key: value for key, value in DEFAULTS.items() if key != "workers"})
+        training = training.replaced(**EVERYBODY, **ONE_STEP)
+        moved, full = [], []
+        for client in range(CLIENTS):
+            own = data.client(client)
+            (chosen,) = batches(training, len(own), t, client)
+            fresh = gradient_of(model, x, *own.batch(chosen))
+            direction = 0.7 * (0.4 * fresh + 0.6 * a) + 0.3 * b + DEFAULTS["weight_decay"] * x
+            moved.append(-rate * direction)
+            full.append(gradient_of(model, x, *own.batch(torch.arange(len(own)))))
+        mean = torch.stack(moved).mean(0)
+        a, b = -mean / rate, 0.7 * torch.stack(full).mean(0) + 0.3 * b
+        x = x + mean
+        assert distance(server["model"], x) < TOLERANCE
+        assert distance(server["global_momentum.momentum_gradient"], a) < TOLERANCE
+        assert distance(server["full_gradient_momentum.momentum_gradient"], b) < TOLERANCE
+
+
+def test_two_parts_of_one_kind_are_kept_side_by_side() -> None:
+    correct = (parts.GlobalMomentum(0.4, 0.6), parts.GlobalMomentum(0.9, 0.1, memory=0.5, gain=0.5))
+    server = run(ff.Algorithm(correct=correct), rounds=3).server
+    first, second = (server[f"global_momentum{n}.momentum_gradient"] for n in ("", "_2"))
+    assert distance(first, second) > DIFFERENT
+
+
 IMPOSSIBLE: dict[str, tuple[Callable[[], ff.Algorithm], str]] = {
     "no momentum to look along": (
         lambda: ff.Algorithm(gradient=parts.AlongMomentum(0.1)),
@@ -1193,17 +1230,21 @@ IMPOSSIBLE: dict[str, tuple[Callable[[], ff.Algorithm], str]] = {
         lambda: ff.Algorithm(start=parts.LookAhead(0.5)),
         r"look_ahead needs the server vector 'momentum'.*set server to momentum",
     ),
-    "two control variates": (
-        lambda: ff.Algorithm(correct=(parts.ControlVariate(), parts.MomentumControlVariate())),
-        r"momentum_control_variate and control_variate both define the server vector 'control'",
+    "another's momentum to look along": (
+        lambda: ff.Algorithm(gradient=parts.AlongMomentum(0.1), server=parts.Adam(0.1)),
+        r"along_momentum needs the server vector 'momentum' of momentum; that of adam is something else; set",
+    ),
+    "another's momentum to look ahead": (
+        lambda: ff.Algorithm(start=parts.LookAhead(0.1), server=parts.Adam(0.1)),
+        r"look_ahead needs the server vector 'momentum' of momentum; that of adam is something else; set",
     ),
     "two duals": (
         lambda: ff.Algorithm(correct=(parts.DynamicRegulariser(0.1), parts.DynamicRegulariser(0.2))),
-        r"both define the server vector 'dual'",
+        r"dynamic_regulariser and dynamic_regulariser both shift the new model; use one of them",
     ),
-    "two momenta": (
-        lambda: ff.Algorithm(correct=(parts.GlobalMomentum(0.1, 0.9), parts.FullGradientMomentum(0.5))),
-        r"both define the server vector 'momentum_gradient'",
+    "two altered displacements": (
+        lambda: ff.Algorithm(correct=(parts.DynamicRegulariser(0.1, "participants"),) * 2),
+        r"dynamic_regulariser and dynamic_regulariser both replace the displacement; use one of them",
     ),
     "displacement that is not one": (
         lambda: ff.Algorithm(
@@ -1235,7 +1276,7 @@ def test_impossible_composition_is_refused_with_the_reason(case: str) -> None:
 
 MISDESCRIBED: dict[str, tuple[Any, str]] = {
     "need": ({"start": {"part": "look_ahead", "weight": 0.5}}, "set server to momentum"),
-    "two": ({"correct": ["control_variate", "momentum_control_variate"]}, "both define"),
+    "two": ({"correct": [{"part": "dynamic_regulariser", "weight": 0.1}] * 2}, "both shift"),
     "spelling": ({"gradient": "sharpnes_aware"}, "sharpness_aware"),
     "missing": ({"gradient": {"part": "sharpness_aware"}}, "radius: missing"),
     "slot": ({"corect": ["control_variate"]}, "did you mean 'correct'"),

@@ -49,7 +49,7 @@ CORRECTED = {
 CORRECTED_WITH_FEW = {
     "scaffold": ff.scaffold(),
     "feddyn": ff.feddyn(1.0),
-    "fedspeed dyn": ff.fedspeed(RADIUS, 0.7, 1.0, aggregate="dyn"),
+    "fedspeed dyn": ff.fedspeed(RADIUS, 0.7, 1.0, duals="server"),
     "fednsam_s": ff.fednsam_s(0.3, RADIUS),
 }
 """Those whose server knows the mean over all clients, so that it does not matter who takes part."""

@@ -510,12 +510,12 @@ def fedspeed(
     radius: float,
     mix: float,
     proximal_weight: float,
-    aggregate: Literal["participants", "dyn"] = "participants",
+    duals: Literal["participants", "server"] = "participants",
     normalize: bool = True,
 ) -> Trace:
     """FedSpeed: a mix of plain and ascended gradient, proximal pull corrected by a client dual.
 
-    ``aggregate="participants"`` averages the corrected models of the participants, ``"dyn"`` averages their
+    ``duals="participants"`` averages the corrected models of the participants, ``"server"`` averages their
     plain models and adds the mean dual of all clients.
     """
     x = problem.start
@@ -540,13 +540,13 @@ def fedspeed(
             h_client[i] = h_i
             locals_.append(y)
             corrected.append(y + h_i)
-        if aggregate == "participants":
+        if duals == "participants":
             x = mean(corrected)
         else:
             h = np.sum(np.stack(list(h_client.values())), axis=0) / problem.clients
             x = mean(locals_) + h
         models.append(x)
-    server = {"dual": h} if aggregate == "dyn" else {}
+    server = {"dual": h} if duals == "server" else {}
     return Trace(models, server, {"dual": h_client})
 
 

@@ -471,11 +471,11 @@ REDUCTIONS: dict[str, tuple[Method, Method]] = {
     "fedsmoo-dual": (partial(naive.fedsmoo, radius=0.0, regularisation=0.3, upload="dual"), dyn),
     "fednsam_d": (partial(naive.fednsam_d, lookahead=0.0, radius=0.0, regularisation=0.3), dyn),
     "fedspeed-radius": (
-        partial(naive.fedspeed, radius=0.0, mix=0.7, proximal_weight=0.3, aggregate="dyn"),
+        partial(naive.fedspeed, radius=0.0, mix=0.7, proximal_weight=0.3, duals="server"),
         dyn,
     ),
     "fedspeed-mix": (
-        partial(naive.fedspeed, radius=0.2, mix=0.0, proximal_weight=0.3, aggregate="dyn"),
+        partial(naive.fedspeed, radius=0.2, mix=0.0, proximal_weight=0.3, duals="server"),
         dyn,
     ),
     "fedacg-fedprox": (
@@ -525,9 +525,9 @@ REDUCTIONS: dict[str, tuple[Method, Method]] = {
 FULL_REDUCTIONS: dict[str, tuple[Method, Method]] = {
     "fedspeed-radius": (partial(naive.fedspeed, radius=0.0, mix=0.7, proximal_weight=0.3), dyn),
     "fedspeed-mix": (partial(naive.fedspeed, radius=0.2, mix=0.0, proximal_weight=0.3), dyn),
-    "fedspeed-aggregate": (
+    "fedspeed-duals": (
         partial(naive.fedspeed, radius=0.2, mix=0.7, proximal_weight=0.3),
-        partial(naive.fedspeed, radius=0.2, mix=0.7, proximal_weight=0.3, aggregate="dyn"),
+        partial(naive.fedspeed, radius=0.2, mix=0.7, proximal_weight=0.3, duals="server"),
     ),
     "fednsam-fedlesam": (
         partial(naive.fednsam, lookahead=0.0, radius=0.2),
@@ -763,7 +763,7 @@ def test_server_control_is_the_mean_over_all_clients(method: Method) -> None:
         GENERIC["fedlesam_d"],
         GENERIC["fednsam_d"],
         partial(naive.fednsam_d, lookahead=0.7, radius=0.2, regularisation=0.3, dual_in_momentum=True),
-        partial(naive.fedspeed, radius=0.2, mix=0.7, proximal_weight=0.3, aggregate="dyn"),
+        partial(naive.fedspeed, radius=0.2, mix=0.7, proximal_weight=0.3, duals="server"),
     ],
 )
 def test_server_dual_is_the_mean_over_all_clients(method: Method) -> None:
@@ -1189,9 +1189,9 @@ OPTIONS: dict[str, tuple[Method, Method]] = {
         partial(naive.fedmoswa, final_rate=0.1, momentum_rate=0.3, warm_start=True),
     ),
     "fedlnag": (GENERIC["fedlnag"], partial(naive.fedlnag, momentum_decay=0.5, communicate=False)),
-    "fedspeed-aggregate": (
+    "fedspeed-duals": (
         GENERIC["fedspeed"],
-        partial(naive.fedspeed, radius=0.2, mix=0.7, proximal_weight=0.3, aggregate="dyn"),
+        partial(naive.fedspeed, radius=0.2, mix=0.7, proximal_weight=0.3, duals="server"),
     ),
     "fedspeed-normalize": (
         GENERIC["fedspeed"],

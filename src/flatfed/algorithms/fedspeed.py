@@ -7,9 +7,9 @@
 
 `proximal_weight` is 1/λ and `mix` is α.
 
-Limits: ρ = 0 or α = 0 is FedDyn(1/λ) when every client takes part; with aggregate = "dyn" always.
+Limits: ρ = 0 or α = 0 is FedDyn(1/λ) when every client takes part; with duals = "server" always.
 Deviations: the participants' corrected models are averaged, as in the paper; one simulator adds the mean
-dual of all clients instead (aggregate = "dyn"). The ascent step is normalised, as in the authors' code;
+dual of all clients instead (duals = "server"). The ascent step is normalised, as in the authors' code;
 `normalize=False` is the other reading.
 """
 
@@ -28,12 +28,10 @@ def fedspeed(
     radius: NonNegative = 0.1,
     mix: Share = 1.0,
     proximal_weight: NonNegative = 0.1,
-    aggregate: Literal["participants", "dyn"] = "participants",
+    duals: Literal["participants", "server"] = "participants",
     normalize: bool = True,
 ) -> Algorithm:
     return Algorithm(
         gradient=SharpnessAware(radius, mix, normalize),
-        correct=DynamicRegulariser(
-            proximal_weight, "participants" if aggregate == "participants" else "server"
-        ),
+        correct=DynamicRegulariser(proximal_weight, duals),
     )

@@ -308,11 +308,11 @@ class Algorithm:
                 )
         altering = [part for part in self.parts if part.alters_displacement]
         reading = [part for part in self.parts if part.reads_displacement]
-        if len(altering) > 1:
-            first, second = map(part_name, altering[:2])
-            raise ImpossibleComposition(
-                f"{first} and {second} both replace the upload 'displacement'; use one"
-            )
+        shifting = [part for part in self.corrections if part.shifts_model]
+        for parts, what in ((altering, "replace the displacement"), (shifting, "shift the new model")):
+            if len(parts) > 1:
+                first, second = map(part_name, parts[:2])
+                raise ImpossibleComposition(f"{first} and {second} both {what}; use one of them")
         if altering and reading:
             raise ImpossibleComposition(
                 f"{part_name(altering[0])} changes the uploaded displacement, which {part_name(reading[0])} "

@@ -202,6 +202,11 @@ class Correction(Part):
     decays_gradient: ClassVar[bool] = False
     """Whether weight decay belongs to the gradient that this part accumulates."""
 
+    @property
+    def shifts_model(self) -> bool:
+        """Whether it has a `shift`."""
+        return False
+
     def affine(self, context: ClientContext, carry: Carry) -> Affine:
         """What it does to the direction of every step, from what it knew when the round began."""
         return Affine()
@@ -210,9 +215,9 @@ class Correction(Part):
         """The direction after this part; the local model is `context.origin + context.displacement`."""
         return self.affine(context, carry)(direction, context.displacement), carry
 
-    def shift(self, server: State) -> Tensor | None:
+    def shift(self, server: State) -> Tensor:
         """What the merged state adds to the new model, beyond the server's rule."""
-        return None
+        return torch.zeros_like(server["model"])
 
 
 class Schedule(Part):

@@ -211,14 +211,12 @@ def server_round(
     for member in algorithm.members:
         update = member.part.merge(member.seen(server), member.received(mean), context)
         merged |= member.keyed(member.server, update)
-    shifts = [
-        shift
-        for correction, member in zip(algorithm.corrections, algorithm.client_members[1:], strict=True)
-        if (shift := correction.shift(member.seen(merged))) is not None
-    ]
-    total_shift = torch.stack(shifts).sum(0) if shifts else None
+    shift = None
+    for correction, member in zip(algorithm.corrections, algorithm.client_members[1:], strict=True):
+        if correction.shifts_model:
+            shift = correction.shift(member.seen(merged))
     member = algorithm.member(algorithm.server)
-    update = algorithm.server.update(member.seen(server), member.received(mean), total_shift, context)
+    update = algorithm.server.update(member.seen(server), member.received(mean), shift, context)
     return merged | member.keyed(member.server, update)
 
 

@@ -120,16 +120,16 @@ class MomentumControlVariate(_Controlled):
 class DynamicRegulariser(Correction):
     """d + α (y − x + h_i) with h_i ← h_i + Δ_i (FedDyn), in the units of the model.
 
-    `aggregate="server"`: the server keeps h, the mean of all clients' h_i, and adds it to the new model.
-    `aggregate="participants"`: each participant uploads Δ_i + h_i instead, and no h is kept (FedSpeed).
+    `duals="server"`: the server keeps h, the mean of all clients' h_i, and adds it to the new model.
+    `duals="participants"`: each participant uploads Δ_i + h_i instead, and no h is kept (FedSpeed).
     """
 
     weight: NonNegative
-    aggregate: Literal["server", "participants"] = "server"
+    duals: Literal["server", "participants"] = "server"
 
     @property
     def server_vectors(self) -> tuple[Vector, ...]:
-        return (Vector("dual"),) if self.aggregate == "server" else ()
+        return (Vector("dual"),) if self.duals == "server" else ()
 
     @property
     def client_vectors(self) -> tuple[Vector, ...]:
@@ -137,7 +137,11 @@ class DynamicRegulariser(Correction):
 
     @property
     def alters_displacement(self) -> bool:
-        return self.aggregate == "participants"
+        return self.duals == "participants"
+
+    @property
+    def shifts_model(self) -> bool:
+        return self.duals == "server"
 
     def affine(self, context: ClientContext, carry: Carry) -> Affine:
         return Affine(spring=self.weight, pull=-self.weight * context.client["dual"])
@@ -150,12 +154,12 @@ class DynamicRegulariser(Correction):
         )
 
     def merge(self, server: State, mean: State, context: MergeContext) -> dict[str, Tensor]:
-        if self.aggregate == "participants":
+        if self.duals == "participants":
             return {}
         return {"dual": server["dual"] + context.fraction * mean["displacement"]}
 
-    def shift(self, server: State) -> Tensor | None:
-        return server["dual"] if self.aggregate == "server" else None
+    def shift(self, server: State) -> Tensor:
+        return server["dual"]
 
 
 @dataclass(frozen=True)
