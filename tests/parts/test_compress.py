@@ -16,12 +16,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import flatfed as ff
-from flatfed.core.algorithm import memory_of
 from flatfed.core.context import MergeContext
 from flatfed.core.errors import DivergedError, FlatfedError
 from flatfed.core.part import Compressor
 from flatfed.core.random import torch_generator
-from flatfed.core.rounds import send, server_round
+from flatfed.core.rounds import encode_uploads, server_round
 from flatfed.parts import ErrorFeedback, ErrorFeedback21, Quantize, Sign, TopK
 from flatfed.parts.compress import pack, unpack
 
@@ -459,7 +458,9 @@ def uploads(number: int, size: int = 30) -> dict[str, Tensor]:
 @pytest.mark.parametrize("inner", [TopK(0.2), Sign(), Quantize(8)], ids=str)
 def test_ef21_keeps_the_mean_memory_of_the_population_on_the_server(inner):
     algorithm, clients, size = scaffold_with(ErrorFeedback21(of=inner)), 5, 30
-    memories = [{memory_of(name): torch.zeros(size) for name in algorithm.uploads} for _ in range(clients)]
+    memories = [
+        {algorithm.memory_key(name): torch.zeros(size) for name in algorithm.uploads} for _ in range(clients)
+    ]
     server = {"model": torch.zeros(size)}
     server |= {vector.name: torch.zeros(size) for vector in algorithm.server_vectors}
     for number, cohort in enumerate([[0, 1, 2, 3, 4], [0, 2], [4], [1, 2, 3]]):
@@ -467,24 +468,27 @@ def test_ef21_keeps_the_mean_memory_of_the_population_on_the_server(inner):
         for client in cohort:
             own = uploads(10 * number + client, size)
             before = memories[client]
-            result = send(algorithm, own, before, 0, number, client)
+            result = encode_uploads(algorithm, own, before, 0, number, client)
             memories[client] = result.memory
             received.append(result.decoded)
             for name, vector in own.items():
-                gap = vector - before[memory_of(name)]
-                generator = torch_generator(0, f"compress {name}", number, client)
+                key = algorithm.memory_key(name)
+                gap = vector - before[key]
+                generator = torch_generator(0, f"compress {name.rpartition('.')[2]}", number, client)
                 expected = inner.decode(inner.encode(gap, generator), size, torch.float32)
                 assert torch.equal(result.decoded[name], expected)
-                torch.testing.assert_close(result.memory[memory_of(name)], before[memory_of(name)] + expected)
+                torch.testing.assert_close(result.memory[key], before[key] + expected)
         mean = {name: torch.stack([each[name] for each in received]).mean(0) for name in algorithm.uploads}
         before = server
         server = server_round(algorithm, server, mean, MergeContext(number, len(cohort) / clients, 1.0))
         for name in algorithm.uploads:
-            expected = torch.stack([memory[memory_of(name)] for memory in memories]).mean(0)
-            torch.testing.assert_close(server[f"{name}_estimate"], expected)
+            expected = torch.stack([memory[algorithm.memory_key(name)] for memory in memories]).mean(0)
+            torch.testing.assert_close(server[algorithm.estimate_key(name)], expected)
         # The estimate stands for the mean displacement.
         moved = server["model"] - before["model"]
-        torch.testing.assert_close(moved, server["displacement_estimate"], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            moved, server["error_feedback21.displacement_estimate"], rtol=1e-5, atol=1e-6
+        )
 
 
 # -- sending -----------------------------------------------------------------------------------------------
@@ -496,31 +500,32 @@ def test_every_round_client_and_upload_has_draws_of_its_own():
     payloads = [
         payload
         for seed, number, client in [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 1, 1)]
-        for payload in send(algorithm, same, {}, seed, number, client).payloads.values()
+        for payload in encode_uploads(algorithm, same, {}, seed, number, client).payloads.values()
     ]
     assert len(set(payloads)) == len(payloads) == 10
-    again = send(algorithm, same, {}, 0, 0, 0).payloads
+    again = encode_uploads(algorithm, same, {}, 0, 0, 0).payloads
     assert list(again.values()) == payloads[:2]
 
 
 def test_uncompressed_uploads_travel_as_they_are():
-    algorithm = scaffold_with(ErrorFeedback(of=TopK(0.1)), "control_change")
-    memory = {"displacement_memory": normal(30, seed=9)}
+    control, memory_key = "control_variate.control_change", "error_feedback.displacement_memory"
+    algorithm = scaffold_with(ErrorFeedback(of=TopK(0.1)), control)
+    memory = {memory_key: normal(30, seed=9)}
     own = uploads(0)
-    result = send(algorithm, own, memory, 0, 0, 0)
-    assert torch.equal(result.decoded["control_change"], own["control_change"])
-    assert len(result.payloads["control_change"]) == 4 * 30
-    target = own["displacement"] + memory["displacement_memory"]
+    result = encode_uploads(algorithm, own, memory, 0, 0, 0)
+    assert torch.equal(result.decoded[control], own[control])
+    assert len(result.payloads[control]) == 4 * 30
+    target = own["displacement"] + memory[memory_key]
     assert torch.equal(result.decoded["displacement"], sent(TopK(0.1), target))
-    assert result.memory.keys() == {"displacement_memory"}
-    assert torch.equal(result.memory["displacement_memory"], target - result.decoded["displacement"])
-    assert [vector.name for vector in algorithm.client_vectors] == ["control", "displacement_memory"]
+    assert result.memory.keys() == {memory_key}
+    assert torch.equal(result.memory[memory_key], target - result.decoded["displacement"])
+    assert [vector.name for vector in algorithm.client_vectors] == ["control_variate.control", memory_key]
 
 
 def test_without_a_compressor_nothing_is_declared_or_kept():
     algorithm = ff.scaffold()
     assert algorithm.compressed == ()
     own = uploads(0)
-    result = send(algorithm, own, {}, 0, 0, 0)
+    result = encode_uploads(algorithm, own, {}, 0, 0, 0)
     assert all(torch.equal(result.decoded[name], own[name]) for name in own)
     assert result.memory == {}

@@ -26,6 +26,7 @@ from problems import (
     federation,
     flat,
     generic,
+    named,
     network,
     train,
 )
@@ -34,12 +35,13 @@ from torch import Tensor, nn
 import flatfed as ff
 from flatfed import parts
 from flatfed.core import random
-from flatfed.core.context import ClientContext, ServerContext
+from flatfed.core.context import ClientContext, ServerContext, TaskStep
 from flatfed.core.flat import Layout
 from flatfed.core.state import Dimensions, State, initial_state
-from flatfed.engines import local, threads
+from flatfed.engines import threads
 from flatfed.runs import folder as record
-from flatfed.training import loop as run
+from flatfed.runs.train import run_config
+from flatfed.training import loop
 from flatfed.training.config import Config, with_assignments
 
 SIZE = len(flat(network()))
@@ -314,8 +316,8 @@ def test_distillation_comes_closer_to_digits_models_than_standing_still(
     algorithm: dict[str, Any], tmp_path: Path
 ) -> None:
     config = Config.checked({**digits_config(), "algorithm": algorithm})
-    finished = config.run(config.make_federation(), tmp_path / "run", [])
-    losses = finished.server["matching_losses"]
+    finished = run_config(config, tmp_path / "run")
+    losses = named(finished.server)["matching_losses"]
     assert len(losses) == 80
     found = [line["matching_loss"] for line in finished.history if "matching_loss" in line]
     assert found == [pytest.approx(float(losses[-20:].mean()), rel=1e-6)]
@@ -351,7 +353,7 @@ def client_context(round_number: int, steps: int, received: State) -> ClientCont
         layout=Layout(network()),
         input_shape=(FEATURES,),
         full_gradient=lambda: torch.zeros(SIZE),
-        moved=torch.zeros(SIZE),
+        displacement=torch.zeros(SIZE),
     )
 
 
@@ -428,7 +430,7 @@ class Busy(nn.Module):
         return self.layers(inputs)
 
 
-def train(
+def trained(
     algorithm: ff.Algorithm | str,
     folder: Path | None = None,
     model: nn.Module | None = None,
@@ -469,7 +471,7 @@ class Stopper:
         if progress.round == self.at_round:
             raise self.kind
 
-    def work(self, work: Work) -> None:
+    def task_step(self, step: TaskStep) -> None:
         self.pieces += 1
         if self.pieces == self.at_work:
             raise self.kind
@@ -486,15 +488,15 @@ def test_a_distillation_goes_on_where_it_stopped(
     name: str, kind: type[BaseException], always: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if always:
-        monkeypatch.setattr(run, "CHECKPOINT_SECONDS", -1.0)
-    whole = train(name, model=Busy(), rounds=4)
+        monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", -1.0)
+    whole = trained(name, model=Busy(), rounds=4)
     stops = [{"at_work": number} for number in range(1, PIECES + 1)] + [{"at_round": 3}, {"at_round": 4}]
     for number, stop in enumerate(stops):
         folder, stopper = tmp_path / str(number), Stopper(kind, **stop)
         with pytest.raises(kind):
-            train(name, folder, Busy(), rounds=4, callbacks=[stopper], checkpoint_every=2)
+            trained(name, folder, Busy(), rounds=4, callbacks=[stopper], checkpoint_every=2)
         going_on = Stopper(kind)
-        resumed = train(name, folder, Busy(), rounds=4, callbacks=[going_on], checkpoint_every=2)
+        resumed = trained(name, folder, Busy(), rounds=4, callbacks=[going_on], checkpoint_every=2)
         assert_same(resumed, whole)
         if always or kind is KeyboardInterrupt:
             assert going_on.pieces <= PIECES - stopper.pieces + 1, "finished iterations were done again"
@@ -507,9 +509,9 @@ def test_a_kill_between_two_files_of_a_checkpoint_loses_nothing(
     writes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several checkpoints of one round must not take each other's files away."""
-    whole = train("fedsynsam", rounds=4)
+    whole = trained("fedsynsam", rounds=4)
     with monkeypatch.context() as patched:
-        patched.setattr(run, "CHECKPOINT_SECONDS", -1.0)
+        patched.setattr(loop, "CHECKPOINT_SECONDS", -1.0)
         real, seen = record.write_json, [0]
 
         def write_json(path: Path, value: Any) -> None:
@@ -520,13 +522,13 @@ def test_a_kill_between_two_files_of_a_checkpoint_loses_nothing(
 
         patched.setattr(record, "write_json", write_json)
         with pytest.raises(Killed):
-            train("fedsynsam", tmp_path, rounds=4)
-    assert_same(train("fedsynsam", tmp_path, rounds=4), whole)
+            trained("fedsynsam", tmp_path, rounds=4)
+    assert_same(trained("fedsynsam", tmp_path, rounds=4), whole)
 
 
 def test_workers_do_not_change_a_bit() -> None:
     for name in WITH_SAMPLES:
-        one, three = (train(name, model=Busy(), participants=5, workers=count) for count in (1, 3))
+        one, three = (trained(name, model=Busy(), participants=5, workers=count) for count in (1, 3))
         assert_same(one, three)
 
 
@@ -534,18 +536,18 @@ def test_workers_do_not_change_a_bit() -> None:
 def test_a_run_that_ends_before_its_samples_are_made_says_so(name: str) -> None:
     needed = generic(name).synthetic.models
     with pytest.warns(ff.FlatfedWarning) as warned:
-        train(name, rounds=needed - 1)
+        trained(name, rounds=needed - 1)
     expected = f"rounds = {needed - 1}: trajectory_matching acts from round {needed} on"
     assert expected in str(warned[0].message)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        finished = train(name, rounds=needed)
-    assert bool(finished.server["synthetic_ready"])
+        finished = trained(name, rounds=needed)
+    assert bool(named(finished.server)["synthetic_ready"])
 
 
 def test_samples_travel_once_to_all_clients() -> None:
     per_class = GENERIC["fedsynsam"]["samples_per_class"]
-    history = train("fedsynsam", participants=2).history
+    history = trained("fedsynsam", participants=2).history
     always = 2 * SIZE * 8
     samples = (per_class * CLASSES * (FEATURES + 1) + 1) * 8
     assert [line["bytes_down"] for line in history] == [
@@ -559,24 +561,24 @@ def test_samples_travel_once_to_all_clients() -> None:
 
 @pytest.mark.parametrize("name", ["dynafed", "dynafed_syn_only"])
 def test_samples_that_stay_on_the_server_are_no_traffic(name: str) -> None:
-    assert {line["bytes_down"] for line in train(name, participants=2).history} == {2 * SIZE * 8}
+    assert {line["bytes_down"] for line in trained(name, participants=2).history} == {2 * SIZE * 8}
 
 
 @pytest.mark.parametrize("path", ["matrix", "client"])
 def test_gradients_are_counted_as_they_are_taken(path: str) -> None:
     steps = DEFAULTS["participants"] * DEFAULTS["local_steps"]
-    found = [line["gradient_evaluations"] for line in train("fedsynsam", path=path).history]
+    found = [line["gradient_evaluations"] for line in trained("fedsynsam", path=path).history]
     assert found == [2 * steps, 2 * steps, 3 * steps, 3 * steps, 3 * steps]
-    plain = train(generic("fedsynsam", local_weight=1.0), path=path).history
+    plain = trained(generic("fedsynsam", local_weight=1.0), path=path).history
     assert [line["gradient_evaluations"] for line in plain] == [2 * steps] * 5
 
 
 @pytest.mark.parametrize("name", WITH_SAMPLES)
 def test_buffers_and_random_layers(name: str) -> None:
     torch.manual_seed(1)
-    first = train(name, model=Busy())
+    first = trained(name, model=Busy())
     torch.manual_seed(2)
-    assert_same(first, train(name, model=Busy()))
+    assert_same(first, trained(name, model=Busy()))
     assert all(bool(torch.isfinite(value).all()) for value in first.server.values())
     # Only the first gradient of a local step moves the statistics, and nothing on the server does.
     counted = first.model.state_dict()["layers.1.num_batches_tracked"]
@@ -585,14 +587,14 @@ def test_buffers_and_random_layers(name: str) -> None:
 
 def test_fine_tuning_sees_the_statistics_of_the_model_it_tunes(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[dict[str, Tensor]] = []
-    real = local.LocalEngine.server_loss
+    real = loop.server_loss
 
-    def watched(self: local.LocalEngine, buffers: State) -> Callable[..., Tensor]:
+    def watched(plan: Any, model: nn.Module, buffers: State) -> Callable[..., Tensor]:
         seen.append(dict(buffers))
-        return real(self, buffers)
+        return real(plan, model, buffers)
 
-    monkeypatch.setattr(local.LocalEngine, "server_loss", watched)
-    last = train("dynafed", model=Busy()).model.state_dict()
+    monkeypatch.setattr(loop, "server_loss", watched)
+    last = trained("dynafed", model=Busy()).model.state_dict()
     assert [name for name, value in seen[-1].items() if not torch.equal(value, last[name])] == []
     assert not torch.equal(seen[-1]["layers.1.running_mean"], seen[0]["layers.1.running_mean"])
 
@@ -613,14 +615,14 @@ class Attentive(nn.Module):
 
 @pytest.mark.parametrize("name", WITH_SAMPLES)
 def test_attention_is_differentiated_twice(name: str) -> None:
-    finished = train(name, model=Attentive(), path="client")
-    assert bool((finished.server["matching_losses"] >= 0).all())
+    finished = trained(name, model=Attentive(), path="client")
+    assert bool((named(finished.server)["matching_losses"] >= 0).all())
     assert finished.history[2]["matching_loss"] > 0
 
 
 def test_unequal_clients_and_compression() -> None:
     algorithm = ff.build({**generic("fedsynsam").describe(), "compress": {"part": "top_k", "ratio": 0.5}})
-    finished = train(
+    finished = trained(
         algorithm, data=federation(unequal=True), local_steps=None, local_epochs=2, weighting="samples"
     )
     assert [line["bytes_up"] < 3 * SIZE * 8 for line in finished.history] == [True] * 5
@@ -633,11 +635,11 @@ def test_unequal_clients_and_compression() -> None:
 def tuned_by_torch(finished: ff.Run, start: Tensor, round_number: int, batch: int) -> Tensor:
     """A plain loop of torch's Adam over the synthetic samples, in the order of the documented stream."""
     options, module = GENERIC["dynafed"], network()
-    inputs = finished.server["synthetic_inputs"].view(-1, FEATURES)
-    labels = finished.server["synthetic_labels"].view(-1, CLASSES).softmax(1)
+    inputs = named(finished.server)["synthetic_inputs"].view(-1, FEATURES)
+    labels = named(finished.server)["synthetic_labels"].view(-1, CLASSES).softmax(1)
     nn.utils.vector_to_parameters(start.clone(), module.parameters())
     optimizer = torch.optim.Adam(module.parameters(), lr=options["fine_tuning_rate"])
-    generator = random.torch_generator(finished.settings.seed, "fine tuning", round_number)
+    generator = random.torch_generator(finished.training.seed, "fine tuning", round_number)
     for _ in range(options["epochs"]):
         order = torch.randperm(len(inputs), generator=generator)
         for begin in range(0, len(order), batch):
@@ -661,7 +663,7 @@ def test_fine_tuning_is_torchs_adam(aggregate: bool, batch: int) -> None:
         synthetic=generic("dynafed").synthetic,
     )
     recorder = Recorder()
-    finished = train(algorithm, callbacks=[recorder])
+    finished = trained(algorithm, callbacks=[recorder])
     for number in (2, 3, 4):
         before = recorder.models[number - 1]
         if aggregate:
@@ -676,14 +678,12 @@ def one_averaging(start: Tensor, number: int) -> Tensor:
     """The model after a round of plain averaging, from any model before it."""
 
     class Restarted(parts.Average):
-        def update(
-            self, server: State, displacement: Tensor, shift: Tensor | None, cohort: Any
-        ) -> dict[str, Tensor]:
+        def update(self, server: State, mean: State, shift: Tensor | None, context: Any) -> dict[str, Tensor]:
             # Every round before ends at the given start.
-            moved = super().update(server, displacement, shift, cohort)["model"]
-            return {"model": moved if cohort.round == number else start.clone()}
+            moved = super().update(server, mean, shift, context)["model"]
+            return {"model": moved if context.round == number else start.clone()}
 
-    return train(ff.Algorithm(server=Restarted(1.0)), rounds=number + 1).server["model"]
+    return trained(ff.Algorithm(server=Restarted(1.0)), rounds=number + 1).server["model"]
 
 
 def test_alone_the_server_hears_nobody_after_the_distillation() -> None:
@@ -706,7 +706,7 @@ def test_alone_the_server_hears_nobody_after_the_distillation() -> None:
                 late["now"] = progress.round >= 2
 
             data = ff.Federation.from_function(CLIENTS, load)
-            train(name, data=data, callbacks=[recorder, after])
+            trained(name, data=data, callbacks=[recorder, after])
             models.append(recorder.models)
         assert torch.equal(models[0][:2], models[1][:2])
         return distance(*models)
@@ -739,7 +739,7 @@ def test_targets_must_be_class_labels(name: str) -> None:
         lambda: train(model, with_floats, ff.ALGORITHMS[name](), loss=F.mse_loss, rounds=1, callbacks=[never])
     )
     assert f"{name} makes up samples of every class" in message
-    assert "[8, 1] float64" in message
+    assert "targets [1] float64" in message
 
 
 @pytest.mark.parametrize("name", WITH_SAMPLES)
@@ -754,9 +754,9 @@ def test_inputs_must_be_floats(name: str) -> None:
 def test_soft_labels_need_a_loss_that_takes_them() -> None:
     model = nn.Sequential(network(), nn.LogSoftmax(1))
     # Only at the third round would there be samples.
-    message = refusal(lambda: train("dynafed", model=model, loss=F.nll_loss, callbacks=[never]))
+    message = refusal(lambda: trained("dynafed", model=model, loss=F.nll_loss, callbacks=[never]))
     assert "the loss on made-up inputs and probabilities cannot be differentiated" in message
-    assert len(train("fedsynsam", model=model, loss=F.nll_loss).history) == 5
+    assert len(trained("fedsynsam", model=model, loss=F.nll_loss).history) == 5
 
 
 def good_samples() -> dict[str, Any]:
@@ -811,7 +811,7 @@ def test_bad_samples_are_refused_before_the_first_round(case: str, tmp_path: Pat
     write, complaint = SAMPLES[case]
     path = tmp_path / "samples.npz"
     write(path)
-    message = refusal(lambda: train(generic("fedsynsam", initial=str(path)), callbacks=[never]))
+    message = refusal(lambda: trained(generic("fedsynsam", initial=str(path)), callbacks=[never]))
     assert message.startswith(f"synthetic.initial = {str(path)!r}: ")
     assert complaint in message
 
@@ -819,8 +819,8 @@ def test_bad_samples_are_refused_before_the_first_round(case: str, tmp_path: Pat
 def test_good_samples_are_where_the_distillation_starts(tmp_path: Path) -> None:
     initial = save_samples(tmp_path / "good.npz", **good_samples())
     still = {"sample_rate": 1e-12, "inner_rate_rate": 0.0}
-    finished = train(generic("fedsynsam", initial=initial, **still))
-    found = finished.server["synthetic_inputs"].view(-1, FEATURES)
+    finished = trained(generic("fedsynsam", initial=initial, **still))
+    found = named(finished.server)["synthetic_inputs"].view(-1, FEATURES)
     assert distance(found, torch.from_numpy(good_samples()["inputs"])) < 1e-9
 
 
@@ -841,7 +841,7 @@ def test_a_span_longer_than_the_trajectory_is_refused(make: Callable[[], object]
 # The samples leave the finite numbers while the loss is still one of them; the loss itself does.
 @pytest.mark.parametrize("options", [{"sample_rate": 1.7e308}, {"inner_rate": 1e200}])
 def test_a_diverging_distillation_says_what_to_lower(options: dict[str, Any], tmp_path: Path) -> None:
-    message = refusal(lambda: train(generic("fedsynsam", **options), tmp_path), ff.DivergedError)
+    message = refusal(lambda: trained(generic("fedsynsam", **options), tmp_path), ff.DivergedError)
     assert "of the distillation is not finite" in message
     assert "lower sample_rate (now " in message and "or inner_rate (now " in message
     manifest = json.loads((tmp_path / "checkpoint" / "manifest.json").read_text())
@@ -870,7 +870,7 @@ def test_the_command_line_complains_in_one_line(
     assigned: list[str], code: int, complaint: str, tmp_path: Path
 ) -> None:
     example = Path(__file__).parents[2] / "examples" / "digits.toml"
-    values = ["algorithm.name=fedsynsam", "training.rounds=8", "training.workers=1", *assigned]
+    values = ["algorithm.name=fedsynsam", "training.rounds=8", "execution.workers=1", *assigned]
     options = [word for value in values for word in ("--set", value)]
     found, error = invoke("run", str(example), *options, "--folder", str(tmp_path / "run"))
     assert found == code
@@ -947,7 +947,7 @@ def test_images_are_distilled_augmented_and_drawn(name: str, tmp_path: Path) -> 
     from flatfed.report.pictures import SyntheticPicture
 
     one, three = (
-        train(
+        trained(
             name,
             None,
             convolutional(),
@@ -963,8 +963,8 @@ def test_images_are_distilled_augmented_and_drawn(name: str, tmp_path: Path) -> 
     assert zlib.crc32(contents[0]) == zlib.crc32(contents[1])
     assert png_of(contents[0]).shape == (CLASSES * 20, GENERIC[name]["samples_per_class"] * 20)
     if name != "fedsynsam":
-        plain = train(generic(name, augment=False), None, convolutional(), images(), rounds=4)
-        assert distance(plain.server["synthetic_inputs"], one.server["synthetic_inputs"]) > 1e-4
+        plain = trained(generic(name, augment=False), None, convolutional(), images(), rounds=4)
+        assert distance(named(plain.server)["synthetic_inputs"], named(one.server)["synthetic_inputs"]) > 1e-4
 
 
 def test_the_servers_work_has_a_bar_of_its_own() -> None:
@@ -979,11 +979,11 @@ def test_the_servers_work_has_a_bar_of_its_own() -> None:
     seen: list[list[tuple[str, float, float | None]]] = []
 
     class Watching(Watcher):
-        def work(self, work: Work) -> None:
-            super().work(work)
+        def task_step(self, step: TaskStep) -> None:
+            super().task_step(step)
             seen.append([(each.description, each.completed, each.total) for each in progress.tasks])
 
-    train("fedsynsam", callbacks=[Watching(progress, task, before=0)], rounds=4)
+    trained("fedsynsam", callbacks=[Watching(progress, task, before=0)], rounds=4)
     iterations = GENERIC["fedsynsam"]["iterations"]
     assert seen[:2] == [[("rounds", 0, 4)], [("rounds", 1, 4)]]
     bars = [[("rounds", 2, 4), ("server", number, iterations)] for number in range(1, iterations + 1)]

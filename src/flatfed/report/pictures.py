@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from flatfed.core.algorithm import short_names
 from flatfed.core.state import State
 from flatfed.parts.synthetic import samples_of
 from flatfed.runs.folder import write_atomically
@@ -31,20 +32,22 @@ class SyntheticPicture:
         if "matching_loss" not in progress.record:
             return
         dimensions = progress.dimensions
-        picture = synthetic_picture(progress.server, dimensions.input_shape, dimensions.classes)
+        names = short_names(progress.server)
+        vectors = {names[key]: value for key, value in progress.server.items()}
+        picture = synthetic_picture(vectors, dimensions.input_shape, dimensions.classes)
         if picture is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_atomically(self.folder / "synthetic.png", picture)
 
 
-def synthetic_picture(server: State, input_shape: tuple[int, ...], classes: int) -> bytes | None:
+def synthetic_picture(vectors: State, input_shape: tuple[int, ...], classes: int) -> bytes | None:
     """The server's synthetic samples as a PNG, one class per row; None if they cannot be drawn."""
     image = input_shape if len(input_shape) == 3 else (1, *input_shape)
     if len(image) != 3 or image[0] not in {1, 3} or find_spec("PIL") is None:
         return None
     from PIL import Image  # noqa: PLC0415  (an extra)
 
-    inputs = samples_of(server, input_shape)[0]
+    inputs = samples_of(vectors, input_shape)[0]
     pixels = _grid(inputs.reshape(-1, *image).cpu().float(), classes)
     stored = io.BytesIO()
     Image.fromarray(pixels.squeeze(2).numpy()).save(stored, format="PNG")
