@@ -301,6 +301,12 @@ class Algorithm:
                         f"{part_name(part)}: {upload.name!r} is of {upload.of!r}, which it does not upload"
                     )
         _ = self.members  # resolves every name, or says which vector is missing
+        for upload in self.declared_uploads.values():
+            if self.compress.estimates and upload.of in self.compressed:
+                raise ImpossibleComposition(
+                    f"{part_name(self.compress)} sends changes of {upload.of!r}, of which {upload.name!r} is a "
+                    "statistic; use another compressor"
+                )
         for key in self.uncompressed:
             if key not in self.uploads:
                 raise ImpossibleComposition(
