@@ -304,8 +304,8 @@ class Algorithm:
         for upload in self.declared_uploads.values():
             if self.compress.estimates and upload.of in self.compressed:
                 raise ImpossibleComposition(
-                    f"{part_name(self.compress)} sends changes of {upload.of!r}, of which {upload.name!r} is a "
-                    "statistic; use another compressor"
+                    f"{part_name(self.compress)} sends changes of {upload.of!r}, but {upload.name!r} is a "
+                    "statistic of the whole; use another compressor"
                 )
         for key in self.uncompressed:
             if key not in self.uploads:
