@@ -33,6 +33,7 @@ from problems import (
     pooled_gradient,
     run,
     spied,
+    train,
     trajectory,
 )
 from torch import Tensor, nn
@@ -183,6 +184,16 @@ REDUCTIONS = {
     ),
     "fedmo as scaffold, option I": Reduction(ff.fedmo(1.0, option="I"), ff.scaffold(option="I"), EVERYBODY),
     "fedmo of rate 1 is always warm": Reduction(ff.fedmo(1.0), ff.fedmo(1.0, warm_start=True)),
+    # FedExP and FedGloSS
+    "fedexp of one participant": Reduction(ff.fedexp(0.0), ff.fedavg(), {"participants": 1}),
+    "fedexp that never extrapolates": Reduction(ff.fedexp(1e9), ff.fedavg()),
+    "fedgloss without radii": Reduction(ff.fedgloss(0.0, 0.0, 0.2), ff.feddyn(0.2)),
+    "fedgloss without the server's radius": Reduction(
+        ff.fedgloss(0.0, 0.3, 0.2), ff.fedspeed(0.3, 1.0, 0.2, duals="server")
+    ),
+    "fedgloss without local radius and duals": Reduction(
+        ff.Algorithm(start=parts.PerturbedStart(0.3)), ff.fedlesam(0.3, memory="server"), NO_DECAY
+    ),
     # FedSAGD
     "fedsagd with pull alone": Reduction(ff.fedsagd(0.0, 0.3, 0.0), ff.fedprox(0.3)),
     "fedsagd with decay alone": Reduction(
@@ -199,6 +210,12 @@ def test_reduction(row: str) -> None:
     assert distance(one, other) < TOLERANCE
     # The rate, the decay and the participants must have mattered.
     assert distance(one[:-1], one[1:]) > DIFFERENT
+
+
+@pytest.mark.parametrize("name", sorted(ff.ALGORITHMS))
+def test_every_algorithm_has_a_limit(name: str) -> None:
+    """A row above in which the algorithm becomes another one, or another one becomes it."""
+    assert name in {side.name for row in REDUCTIONS.values() for side in (row.left, row.right)}
 
 
 class Named(nn.Module):
@@ -1186,6 +1203,26 @@ def test_corrections_add_up_in_any_order() -> None:
         assert distance(one, trajectory(ff.Algorithm(correct=alone))) > DIFFERENT
 
 
+def test_fedexp_extrapolates_by_half_the_number_of_orthogonal_clients() -> None:
+    """Each of four clients moves along an axis of its own, all equally far."""
+    size = 4
+    axes = torch.eye(size, dtype=torch.float64)
+    data = ff.Federation.from_tensors([(axis[None], torch.zeros(1)) for axis in axes])
+
+    class Slopes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.position = nn.Parameter(torch.zeros(size, dtype=torch.float64))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return inputs @ self.position
+
+    options = {"rounds": 1, "local_steps": 3, "batch_size": None, "lr": 0.1, "workers": 1}
+    result = train(Slopes(), data, ff.fedexp(0.0), loss=lambda out, _: out.mean(), **options)
+    # Δ̄ is −0.3/4 along every axis, and η_g = 4/2.
+    torch.testing.assert_close(result.server["model"], torch.full((size,), -0.15, dtype=torch.float64))
+
+
 def test_two_momenta_of_one_name_are_kept_side_by_side() -> None:
     """d ← 0.7 (0.4 g + 0.6 a) + 0.3 b, with a from displacements and b from full gradients."""
     correct = (parts.GlobalMomentum(0.4, 0.6), parts.FullGradientMomentum(0.3))
@@ -1245,6 +1282,12 @@ IMPOSSIBLE: dict[str, tuple[Callable[[], ff.Algorithm], str]] = {
     "two altered displacements": (
         lambda: ff.Algorithm(correct=(parts.DynamicRegulariser(0.1, "participants"),) * 2),
         r"dynamic_regulariser and dynamic_regulariser both replace the displacement; use one of them",
+    ),
+    "a displacement that is not one to extrapolate": (
+        lambda: ff.Algorithm(
+            correct=parts.DynamicRegulariser(0.1, "participants"), server=parts.Extrapolate(1e-3)
+        ),
+        r"dynamic_regulariser changes the uploaded displacement, which extrapolate takes for a sum of",
     ),
     "displacement that is not one": (
         lambda: ff.Algorithm(

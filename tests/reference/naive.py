@@ -136,6 +136,28 @@ def fedprox(problem: Problem, *, proximal_weight: float, server_rate: float = 1.
     return Trace(models)
 
 
+def fedexp(problem: Problem, *, stability: float, stability_decay: float = 1.0) -> Trace:
+    """FedExP: FedAvg whose server step grows with the disagreement of the displacements."""
+    x = problem.start
+    wd = problem.weight_decay
+    models = [x]
+    for t, cohort in enumerate(problem.cohorts):
+        eta = problem.rate(t)
+        deltas = []
+        for i in cohort:
+            y = x
+            for k in range(problem.steps(t, i)):
+                y = y - eta * (problem.gradient(t, i, k, y) + wd * y)
+            deltas.append(y - x)
+        lengths = sum(float(np.sum(delta * delta)) for delta in deltas)
+        average = mean(deltas)
+        epsilon = stability * stability_decay**t
+        rate = max(1.0, lengths / (2 * len(cohort) * (float(np.sum(average * average)) + epsilon)))
+        x = x + rate * average
+        models.append(x)
+    return Trace(models)
+
+
 # ---------------------------------------------------------------------------------------------------------
 # Dual variables and control variates
 
@@ -619,6 +641,34 @@ def fedlesam(
         x = x + server_rate * mean(deltas)
         models.append(x)
     return Trace(models)
+
+
+def fedgloss(problem: Problem, *, server_radius: float, radius: float, regularisation: float) -> Trace:
+    """FedGloSS: clients start uphill of the model, against its last way, and regularise as in FedDyn."""
+    x = problem.start
+    wd = problem.weight_decay
+    h = np.zeros_like(x)
+    last = np.zeros_like(x)
+    h_client: dict[int, Vector] = {}
+    models = [x]
+    for t, cohort in enumerate(problem.cohorts):
+        eta = problem.rate(t)
+        start = x - server_radius * unit(last)
+        deltas = []
+        for i in cohort:
+            h_i = h_client.get(i, np.zeros_like(x))
+            y = start
+            for k in range(problem.steps(t, i)):
+                ascent = radius * unit(problem.gradient(t, i, k, y))
+                d = problem.gradient(t, i, k, y + ascent) + regularisation * (y - start + h_i)
+                y = y - eta * (d + wd * y)
+            h_client[i] = h_i + (y - start)
+            deltas.append(y - start)
+        last = mean(deltas)
+        h = h + len(cohort) / problem.clients * last
+        x = x + last + h
+        models.append(x)
+    return Trace(models, {"dual": h, "last_displacement": last}, {"dual": h_client})
 
 
 def fedlesam_s(

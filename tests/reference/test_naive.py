@@ -203,7 +203,9 @@ FINE_TUNING = {"models": 3, "steps": 3, "epochs": 3, "fine_tuning_rate": 0.02}
 GENERIC: dict[str, Method] = {
     "fedavg": naive.fedavg,
     "fedprox": partial(naive.fedprox, proximal_weight=0.4),
+    "fedexp": partial(naive.fedexp, stability=0.001, stability_decay=0.9),
     "feddyn": partial(naive.feddyn, regularisation=0.3),
+    "fedgloss": partial(naive.fedgloss, server_radius=0.2, radius=0.1, regularisation=0.3),
     "scaffold": naive.scaffold,
     "fedavgm": partial(naive.fedavgm, momentum_decay=0.6),
     "fedadam": partial(naive.fedadam, first_decay=0.5, second_decay=0.9, stability=0.05, server_rate=0.1),
@@ -246,6 +248,7 @@ GENERIC: dict[str, Method] = {
 
 STATES: dict[str, tuple[set[str], set[str]]] = {
     "feddyn": ({"dual"}, {"dual"}),
+    "fedgloss": ({"dual", "last_displacement"}, {"dual"}),
     "scaffold": ({"control"}, {"control"}),
     "fedavgm": ({"momentum"}, set()),
     "fedadam": ({"momentum", "second_moment"}, set()),
@@ -427,6 +430,15 @@ REDUCTIONS: dict[str, tuple[Method, Method]] = {
     "fedavgm": (partial(naive.fedavgm, momentum_decay=0.0), plain()),
     "fedavgm-rate": (partial(naive.fedavgm, momentum_decay=0.0, server_rate=0.7), plain(server_rate=0.7)),
     "fedanag": (partial(naive.fedanag, momentum_decay=0.0), plain()),
+    "fedexp": (partial(naive.fedexp, stability=1e9), plain()),
+    "fedgloss": (
+        partial(naive.fedgloss, server_radius=0.0, radius=0.0, regularisation=0.3),
+        partial(naive.feddyn, regularisation=0.3),
+    ),
+    "fedgloss-local": (
+        partial(naive.fedgloss, server_radius=0.0, radius=0.2, regularisation=0.3),
+        partial(naive.fedspeed, radius=0.2, mix=1.0, proximal_weight=0.3, duals="server"),
+    ),
     "fedlnag": (partial(naive.fedlnag, momentum_decay=0.0), plain()),
     "fedlnag-reset": (partial(naive.fedlnag, momentum_decay=0.0, communicate=False), plain()),
     "fedlesam-client": (partial(naive.fedlesam, radius=0.0), plain()),

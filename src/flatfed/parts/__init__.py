@@ -21,8 +21,8 @@ from flatfed.parts.perturb import (
     ShiftedInputs,
 )
 from flatfed.parts.schedule import LinearDecay
-from flatfed.parts.server import Adam, Average, Momentum
-from flatfed.parts.start import LookAhead
+from flatfed.parts.server import Adam, Average, Extrapolate, Momentum
+from flatfed.parts.start import LookAhead, PerturbedStart
 from flatfed.parts.synthetic import FineTune, SyntheticMix, TrajectoryMatching
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "DynamicRegulariser",
     "ErrorFeedback",
     "ErrorFeedback21",
+    "Extrapolate",
     "FineTune",
     "FullGradientMomentum",
     "GlobalMomentum",
@@ -45,6 +46,7 @@ __all__ = [
     "LookAhead",
     "Momentum",
     "MomentumControlVariate",
+    "PerturbedStart",
     "Proximal",
     "Quantize",
     "SharpnessAware",

@@ -11,9 +11,9 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from flatfed.core.context import MergeContext
-from flatfed.core.part import Server, StepBound, plus_shift
+from flatfed.core.part import Server, StepBound, Upload, plus_shift, squared_norm
 from flatfed.core.state import State, Vector
-from flatfed.core.types import Decay, Positive, Share
+from flatfed.core.types import Decay, NonNegative, Positive, PositiveShare, Share
 
 
 @dataclass(frozen=True)
@@ -97,3 +97,29 @@ class Adam(Server):
             "second_moment": second,
             "model": plus_shift(server["model"] + step, shift),
         }
+
+
+@dataclass(frozen=True)
+class Extrapolate(Server):
+    """x + η_g Δ̄ with η_g = max(1, mean ‖Δ_i‖² / (2 (‖Δ̄‖² + ε))); ε shrinks by `stability_decay` a round."""
+
+    stability: NonNegative
+    stability_decay: PositiveShare = 1.0
+
+    @property
+    def reads_displacement(self) -> bool:
+        return True
+
+    @property
+    def uploads(self) -> tuple[Upload, ...]:
+        return (Upload("squared_displacement", "one", squared_norm, of="displacement"),)
+
+    def update(
+        self, server: State, mean: State, shift: Tensor | None, context: MergeContext
+    ) -> dict[str, Tensor]:
+        displacement = mean["displacement"]
+        stability = self.stability * self.stability_decay**context.round
+        spread = mean["squared_displacement"] / (2 * (squared_norm(displacement) + stability))
+        # Without ε, displacements that cancel are divided by 0; there is then nothing to extrapolate.
+        rate = spread.nan_to_num(nan=1.0, posinf=1.0).clamp(min=1)
+        return {"model": plus_shift(server["model"] + rate * displacement, shift)}
