@@ -25,11 +25,11 @@ PATIENCE = 300.0
 
 def commands() -> dict[str, list[str]]:
     """The shell blocks of the guide, by the heading that they stand under."""
-    found: dict[str, list[str]] = {}
+    blocks: dict[str, list[str]] = {}
     for section in re.split(r"^## ", (ROOT / "docs" / "deployment.md").read_text(), flags=re.MULTILINE)[1:]:
         title = section.splitlines()[0]
-        found[title] = re.findall(r"^```sh\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
-    return found
+        blocks[title] = re.findall(r"^```sh\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
+    return blocks
 
 
 def free_port() -> int:
@@ -40,10 +40,10 @@ def free_port() -> int:
 
 def until(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
     deadline = time.monotonic() + patience
-    while not (found := condition()):
+    while not (outcome := condition()):
         assert time.monotonic() < deadline, f"{what}: not after {patience:g} s"
         time.sleep(0.2)
-    return found
+    return outcome
 
 
 class Federation:
@@ -148,18 +148,18 @@ class Federation:
 def processes(**variables: str) -> dict[int, str]:
     """The command lines of processes with such an environment, whoever started them."""
     wanted = {f"{name}={value}" for name, value in variables.items()}
-    found = {}
+    command_lines = {}
     for folder in Path("/proc").iterdir():
         try:
             if folder.name.isdecimal() and wanted <= set((folder / "environ").read_text().split("\0")):
-                found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")
+                command_lines[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")
         except (OSError, UnicodeDecodeError):
             continue
-    return found
+    return command_lines
 
 
-def kill(found: Iterable[int]) -> None:
-    for process in found:
+def kill(numbers: Iterable[int]) -> None:
+    for process in numbers:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
 

@@ -48,9 +48,9 @@ def laptop(config: Config, sites: int = 4, without: frozenset[tuple[int, int]] =
 
 def assert_same(run: Path, expected: ff.Run) -> None:
     """To rounding: sites and server may be different kinds of machines."""
-    found = load_file(run / "model.safetensors")
+    weights = load_file(run / "model.safetensors")
     for name, value in expected.model.state_dict().items():
-        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(weights[name], value, rtol=1e-5, atol=1e-6)
     lines = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
     for line, other in zip(lines, expected.history, strict=True):
         assert line["participants"] == other["participants"]
@@ -60,8 +60,8 @@ def assert_same(run: Path, expected: ff.Run) -> None:
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    with deployed(tmp_path_factory.mktemp("deployment")) as found:
-        yield found
+    with deployed(tmp_path_factory.mktemp("deployment")) as started:
+        yield started
 
 
 def test_who_is_not_registered_and_who_has_the_wrong_certificate_is_refused(federation):

@@ -10,17 +10,21 @@ import json
 import logging
 import math
 from collections.abc import Callable, Container
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from problems import DEFAULTS, federation, generic, network, run
+from problems import DEFAULTS, FEATURES, Recorder, federation, generic, network, run
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import flatfed as ff
 from flatfed.core.sampling import cohort
+from flatfed.core.state import Dimensions
+from flatfed.data.transform import AsStored
 
 pytest.importorskip("flwr", reason="needs the extra flower: pip install 'flatfed[flower]'")
 
@@ -28,7 +32,7 @@ from fake_grid import FakeGrid
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 
-from flatfed.deployment import FederationSettings, Task, client_app, server_app
+from flatfed.deployment import FederationSettings, FederationSpec, client_app, server_app
 from flatfed.deployment import nodes as nodes_module
 from flatfed.deployment.server import serve
 from flatfed.deployment.wire import decode_payloads, pack_payloads
@@ -56,13 +60,19 @@ class Deployment:
         registered: bool = True,
         **options: Any,
     ) -> None:
-        known = {name: options.pop(name) for name in list(options) if name in FederationSettings.model_fields}
+        chosen = {"clients": len(NAMES), "round_timeout": 0.02, "wait": 0.05, **DEFAULTS, "path": "client"}
+        chosen |= options
+
+        def taken(kind: Any) -> Any:
+            return kind(**{name: chosen.pop(name) for name in kind.model_fields if name in chosen})
+
         self.folder, self.registered, self.data = folder, registered, data or federation()
-        self.task = Task(
+        self.spec = FederationSpec(
             model,
             algorithm,
-            ff.Training(**{**DEFAULTS, "path": "client", **options}),
-            FederationSettings(**{"clients": len(NAMES), "round_timeout": 0.02, "wait": 0.05, **known}),
+            federation=taken(FederationSettings),
+            execution=taken(ff.Execution),
+            training=ff.Training(**chosen),
             metrics={},
         )
         self.callbacks: list[Any] = []
@@ -72,26 +82,26 @@ class Deployment:
         own = self.data.client(NAMES.index(str(context.node_config["name"])))
         return own.batch(torch.arange(len(own)))
 
-    def restart(self, **settings: Any) -> None:
-        """New processes on both sides, perhaps with other settings; only what is on disk remains."""
-        self.task = replace(self.task, settings=self.task.settings.model_copy(update=settings))
+    def restart(self, **training: Any) -> None:
+        """New processes on both sides, perhaps with another training; only what is on disk remains."""
+        self.spec = replace(self.spec, training=self.spec.training.replaced(**training))
         configs = {name: {"name": name, "state": str(self.folder / "sites" / name)} for name in SHUFFLED}
-        self.grid = FakeGrid(client_app(self.task, self.load), configs, self.registered)
+        self.grid = FakeGrid(client_app(self.spec, self.load), configs, self.registered)
 
     def serve(self) -> ff.Run:
-        return serve(self.task, self.grid, self.folder / "run", None, self.callbacks)
+        return serve(self.spec, self.grid, self.folder / "run", None, self.callbacks)
 
     def files(self, client: int, pattern: str = "state-*") -> list[Path]:
         return sorted((self.folder / "sites").glob(f"*/*/client-{client}/{pattern}.safetensors"))
 
     def members(self, round_number: int) -> list[int]:
-        return cohort(self.task.settings, len(NAMES), round_number)
+        return cohort(self.spec.training, len(NAMES), round_number)
 
     def returning(self, round_number: int) -> int:
         """A client that takes part in a round and in a later one."""
         later = {
             client
-            for other in range(round_number + 1, self.task.settings.rounds)
+            for other in range(round_number + 1, self.spec.training.rounds)
             for client in self.members(other)
         }
         return next(client for client in self.members(round_number) if client in later)
@@ -99,14 +109,15 @@ class Deployment:
 
 def local(deployment: Deployment, without: Container[tuple[int, int]] = (), **changes: Any) -> ff.Run:
     """The same training by the local engine, `without` some (round, client)."""
-    settings = {**deployment.task.settings.model_dump(), **changes}
+    algorithm = changes.pop("algorithm", deployment.spec.algorithm)
+    training = {**deployment.spec.training.model_dump(), "loss": deployment.spec.loss, **changes}
 
-    def some(settings: ff.Training, clients: int, number: int) -> list[int]:
-        return [client for client in cohort(settings, clients, number) if (number, client) not in without]
+    def some(training: ff.Training, clients: int, number: int) -> list[int]:
+        return [client for client in cohort(training, clients, number) if (number, client) not in without]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("flatfed.training.loop.cohort", some)
-        return run(deployment.task.algorithm, model=deployment.task.model(), data=deployment.data, **settings)
+        return run(algorithm, model=deployment.spec.model(), data=deployment.data, **training)
 
 
 Fault = Callable[[Message], Message | None]
@@ -145,13 +156,18 @@ def assert_same_bits(left: ff.Run, right: ff.Run, *also: str) -> None:
         assert torch.equal(mine, other)
 
 
+def records_flatness(finished: ff.Run) -> set[bool]:
+    return {"flatness_distance" in line for line in finished.history}
+
+
 @pytest.mark.parametrize("name", sorted(ff.ALGORITHMS))
 def test_every_algorithm_gives_the_bits_of_the_local_engine(name, tmp_path):
     deployment = Deployment(tmp_path, generic(name))
-    found = deployment.serve()
+    expected, served = local(deployment), deployment.serve()
     # FedSpeed's sites upload Δ + h, and Δ alone, of which the flatness distance is, stays with them.
-    altered = any(part.alters_displacement for part in deployment.task.algorithm.parts)
-    assert_same_bits(local(deployment), found, *(["flatness_distance"] if altered else []))
+    altered = any(part.alters_displacement for part in deployment.spec.algorithm.parts)
+    assert_same_bits(expected, served, *(["flatness_distance"] if altered else []))
+    assert records_flatness(served) == {not altered} and records_flatness(expected) == {True}
 
 
 @pytest.mark.parametrize(
@@ -167,7 +183,7 @@ def test_every_algorithm_gives_the_bits_of_the_local_engine(name, tmp_path):
 )
 def test_settings_and_compressors_change_nothing_about_that(algorithm, options, tmp_path):
     deployment = Deployment(tmp_path, ff.build(algorithm), **options)
-    compressed = bool(deployment.task.algorithm.compressed)
+    compressed = bool(deployment.spec.algorithm.compressed)
     assert_same_bits(local(deployment), deployment.serve(), *(["flatness_distance"] if compressed else []))
 
 
@@ -178,9 +194,138 @@ def normalised() -> nn.Module:
 
 def test_buffers_travel_and_are_averaged(tmp_path):
     deployment = Deployment(tmp_path, ff.fedsam(), normalised)
-    found = deployment.serve()
-    assert_same_bits(local(deployment), found)
-    assert float(found.model[1].running_mean.abs().max()) > 0
+    served = deployment.serve()
+    assert_same_bits(local(deployment), served)
+    assert float(served.model[1].running_mean.abs().max()) > 0
+
+
+QUANTIZED = {"part": "quantize", "bits": 4}
+TRIMMED = {"part": "trimmed_mean", "share": 0.4}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "travels"),
+    [
+        ({"name": "fedavg"}, True),
+        ({"name": "scaffold"}, True),
+        ({"name": "scaffold", "aggregate": TRIMMED}, True),
+        ({"name": "scaffold", "compress": QUANTIZED, "uncompressed": ["displacement"]}, True),
+        ({"name": "scaffold", "compress": QUANTIZED}, False),
+        ({"name": "fedavg", "compress": {"part": "error_feedback", "of": QUANTIZED}}, False),
+        ({"name": "fedavg", "compress": QUANTIZED, "aggregate": TRIMMED}, False),
+        ({"name": "fedspeed"}, False),
+        ({"name": "fedspeed", "aggregate": TRIMMED}, False),
+    ],
+    ids=str,
+)
+def test_the_flatness_distance_is_the_local_engines_or_absent(algorithm, travels, tmp_path):
+    """The server needs Δ̄ for it, which is not what compressed or altered displacements add up to."""
+    deployment = Deployment(tmp_path, ff.build(algorithm))
+    expected, served = local(deployment), deployment.serve()
+    assert all(line["flatness_distance"] > 0 and line["client_drift"] > 0 for line in expected.history)
+    assert records_flatness(served) == {travels}
+    for name in ("client_drift", *(["flatness_distance"] if travels else [])):
+        assert [line[name] for line in served.history] == [line[name] for line in expected.history]
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+@pytest.mark.parametrize("aggregate", [{"part": "none"}, TRIMMED], ids=["mean", "trimmed mean"])
+def test_the_flatness_distance_is_that_of_the_clients_models(aggregate, weighting, tmp_path):
+    """mean ‖Δ_i − Δ̄‖² around their mean, whatever rule the server's step follows."""
+    algorithm = ff.build({"name": "fedsam", "aggregate": aggregate})
+    deployment = Deployment(tmp_path, algorithm, data=federation(unequal=True), weighting=weighting)
+    uploads: dict[int, list[tuple[float, torch.Tensor]]] = {}
+
+    def watch(site: str, message: Message, reply: Message) -> Message:
+        number = trained_in(message)
+        if number is not None:
+            data = reply.content["vectors"]["displacement"].data
+            samples = len(deployment.data.client(NAMES.index(site)))
+            weight = float(samples) if weighting == "samples" else 1.0
+            displacement = torch.frombuffer(bytearray(data), dtype=torch.float64)
+            uploads.setdefault(number, []).append((weight, displacement))
+        return reply
+
+    deployment.grid.fault = watch
+    served = deployment.serve()
+    for number, line in enumerate(served.history):
+        weights = torch.tensor([weight for weight, _ in uploads[number]], dtype=torch.float64)
+        rows = torch.stack([displacement for _, displacement in uploads[number]])
+        mean = weights @ rows / weights.sum()
+        distance = float(weights @ (rows - mean).square().sum(1) / weights.sum())
+        assert line["flatness_distance"] == pytest.approx(distance, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options"),
+    [
+        ({"name": "fedavg"}, {}),
+        ({"name": "scaffold"}, {}),
+        ({"name": "scaffold"}, {"model": normalised}),
+        ({"name": "scaffold"}, {"weighting": "samples", "data": federation(unequal=True)}),
+        (
+            {"name": "fedmoswa"},
+            {"model": normalised, "weighting": "samples", "data": federation(unequal=True)},
+        ),
+        ({"name": "scaffold", "compress": QUANTIZED}, {"model": normalised}),
+    ],
+    ids=["fedavg", "uploads", "buffers", "samples", "buffers and samples", "compressed"],
+)
+@pytest.mark.parametrize("loses", [False, True], ids=["all answer", "one is lost"])
+def test_a_trimmed_mean_gives_the_models_of_the_local_engine(algorithm, options, loses, tmp_path):
+    trimmed = ff.build({**algorithm, "aggregate": {"part": "trimmed_mean", "share": 0.25}})
+    deployment = Deployment(tmp_path, trimmed, participants=5, **options)
+    lost = {(1, deployment.returning(1))} if loses else set()
+    for number, client in lost:
+        only(deployment, client, number, lambda reply: None)
+    here, there = Recorder(), Recorder()
+    deployment.callbacks.append(there)
+    expected, served = local(deployment, lost, recorder=here), deployment.serve()
+    assert torch.equal(here.models, there.models)
+    assert_same_bits(expected, served, *(["flatness_distance"] if trimmed.compressed else []))
+    mean = local(deployment, lost, algorithm=ff.build(algorithm))
+    assert not torch.equal(mean.server["model"], served.server["model"])
+
+
+TWO_OWNERS: dict[str, tuple[ff.Algorithm, set[str]]] = {
+    "momenta": (
+        ff.Algorithm(
+            correct=(ff.parts.GlobalMomentum(0.4, 0.6), ff.parts.FullGradientMomentum(0.3)),
+            server=ff.parts.Momentum(0.5),
+        ),
+        {"global_momentum.momentum_gradient", "full_gradient_momentum.momentum_gradient"},
+    ),
+    "momenta of one kind": (
+        ff.Algorithm(correct=(ff.parts.LocalNesterov(0.5), ff.parts.LocalNesterov(0.3))),
+        {"local_nesterov.buffer", "local_nesterov_2.buffer"},
+    ),
+    "controls": (
+        ff.Algorithm(correct=(ff.parts.ControlVariate(), ff.parts.MomentumControlVariate(rate=0.4))),
+        {"control_variate.control", "momentum_control_variate.control"},
+    ),
+    "compressed controls": (
+        ff.Algorithm(
+            correct=(ff.parts.ControlVariate(), ff.parts.MomentumControlVariate(rate=0.4)),
+            compress=ff.parts.ErrorFeedback(ff.parts.Quantize(4)),
+        ),
+        {"control_variate.control", "momentum_control_variate.control"},
+    ),
+}
+"""Compositions in which two parts use one name, and what each of the two keeps under it."""
+
+
+@pytest.mark.parametrize("kind", TWO_OWNERS)
+def test_parts_that_use_one_name_keep_apart(kind, tmp_path):
+    algorithm, keys = TWO_OWNERS[kind]
+    deployment = Deployment(tmp_path, algorithm, rounds=3)
+    deployment.serve()
+    deployment.restart(rounds=7)
+    served = deployment.serve()
+    assert_same_bits(local(deployment), served, *(["flatness_distance"] if algorithm.compressed else []))
+    broadcasts = [message for _, message in deployment.grid.sent if trained_in(message) is not None]
+    assert all(keys <= set(message.content["vectors"]) for message in broadcasts)
+    one, other = (served.server[key] for key in keys)
+    assert float(one.norm()) > 0 and float(other.norm()) > 0 and not torch.equal(one, other)
 
 
 # -- what travels ------------------------------------------------------------------------------------------
@@ -201,10 +346,10 @@ def test_exactly_what_is_declared_travels(tmp_path):
         return reply
 
     deployment.grid.fault = watch
-    found = deployment.serve()
+    served = deployment.serve()
     assert len(uploads) == 15
     buffers = sum(value.nbytes for value in normalised().buffers())
-    assert sum(line["bytes_up"] for line in found.history) == sum(uploads) + 15 * buffers
+    assert sum(line["bytes_up"] for line in served.history) == sum(uploads) + 15 * buffers
     plain = Deployment(tmp_path / "plain", ff.fedmoswa(), normalised).serve()
     assert max(uploads) < plain.history[0]["bytes_up"] / 3 / 4
 
@@ -219,7 +364,7 @@ def test_vectors_that_are_sent_once_are_sent_once(tmp_path):
     assert_same_bits(local(deployment), deployment.serve())
     members = [client for number in range(9) for client in deployment.members(number)]
     late = [client for number in range(2, 9) for client in deployment.members(number)]
-    sites = carried(deployment, "synthetic_inputs")
+    sites = carried(deployment, "trajectory_matching.synthetic_inputs")
     assert sorted(sites) == sorted({NAMES[client] for client in late})
     assert len(carried(deployment, "model")) == len(members) + len(NAMES)  # and the final evaluation
 
@@ -231,13 +376,13 @@ def test_a_site_that_lost_such_a_vector_gets_it_again(tmp_path, caplog):
 
     def lose(progress: ff.Progress) -> None:
         if progress.round == lost:
-            for path in deployment.files(client, "synthetic_inputs-*"):
+            for path in deployment.files(client, "trajectory_matching.synthetic_inputs-*"):
                 path.unlink()
 
     deployment.callbacks.append(lose)
-    found = deployment.serve()
-    assert "synthetic_inputs: this site does not have it yet" in caplog.text
-    assert_same_bits(local(deployment, {(lost, client)}), found)
+    served = deployment.serve()
+    assert "trajectory_matching.synthetic_inputs: this site does not have it yet" in caplog.text
+    assert_same_bits(local(deployment, {(lost, client)}), served)
 
 
 # -- malformed uploads -------------------------------------------------------------------------------------
@@ -332,7 +477,9 @@ MALFORMED: dict[str, tuple[Fault, str]] = {
     "wrong client": (changed_header(client=99), "client = 99: it should be"),
     "other data": (changed_header(samples=10**9), "samples = 1000000000: it had 12 when the run began"),
     "loss not a number": (changed_header(loss=math.nan), "loss"),
-    "negative count": (changed_header(evaluations=-1), "evaluations = -1"),
+    "negative drift": (changed_header(drift=-1.0), "drift = -1"),
+    "negative square": (changed_header(squared_displacement=-1.0), "squared_displacement = -1"),
+    "negative count": (changed_header(gradient_evaluations=-1), "gradient_evaluations = -1"),
     "unknown field": (changed_header(weight=1e9), "weight: unknown"),
     "no header": (without_record("header"), "it has no header"),
     "no vectors": (without_record("vectors"), "its vectors are missing"),
@@ -353,11 +500,11 @@ def test_what_is_malformed_or_late_never_enters_the_mean(kind, tmp_path, caplog)
     deployment = Deployment(tmp_path, ff.scaffold(), normalised)
     client = deployment.returning(1)
     only(deployment, client, 1, fault)
-    found = deployment.serve()
+    served = deployment.serve()
     assert complaint in caplog.text
     assert f"site-{client} (client {client}) is left out" in caplog.text
-    assert found.history[1]["participants"] == 2
-    assert_same_bits(local(deployment, {(1, client)}), found)
+    assert served.history[1]["participants"] == 2
+    assert_same_bits(local(deployment, {(1, client)}), served)
 
 
 BROADCASTS: dict[str, tuple[Callable[[Message], Message], str]] = {
@@ -376,7 +523,7 @@ BROADCASTS: dict[str, tuple[Callable[[Message], Message], str]] = {
         "int64",
     ),
     "not a number": (changed_vector(poisoned(math.nan)), "not finite"),
-    "another task": (changed_header(task="0" * 64), "another model, algorithm or settings"),
+    "another spec": (changed_header(spec="0" * 64), "another model, algorithm or settings"),
     "path in the run": (changed_header(run="../../etc"), "run = '../../etc'"),
     "impossible round": (changed_header(round=-1), "round = -1"),
     "state that never was": (changed_header(merged=0), "the state after round 1 is not in"),
@@ -391,7 +538,7 @@ def test_a_site_refuses_a_malformed_broadcast(kind, tmp_path):
     change, complaint = BROADCASTS[kind]
     deployment = Deployment(tmp_path, ff.scaffold(), normalised, rounds=1)
     deployment.serve()
-    site, message = next(each for each in deployment.grid.sent if trained_in(each[1]) == 0)
+    site, message = next(sent for sent in deployment.grid.sent if trained_in(sent[1]) == 0)
     for path in deployment.files(NAMES.index(site)):
         path.unlink()
     reply = deployment.grid.call(site, change(message))
@@ -409,9 +556,9 @@ def test_a_damaged_compressed_upload_is_refused(tmp_path, caplog):
         return Array(array.dtype, array.shape, array.stype, bytes(data))
 
     only(deployment, client, 1, changed_vector(flipped))
-    found = deployment.serve()
+    served = deployment.serve()
     assert f"site-{client} (client {client}) is left out" in caplog.text
-    assert_same_bits(local(deployment, {(1, client)}), found, "flatness_distance")
+    assert_same_bits(local(deployment, {(1, client)}), served, "flatness_distance")
 
 
 def test_a_payload_beyond_the_models_precision_is_refused():
@@ -419,7 +566,7 @@ def test_a_payload_beyond_the_models_precision_is_refused():
     payload = algorithm.compress.encode(torch.full((8,), 1e30), torch.Generator())
     record = pack_payloads({"displacement": payload})
     with pytest.raises(ff.FlatfedError, match=r"^displacement: .* not finite in float16"):
-        decode_payloads(record, algorithm, 8, torch.float16)
+        decode_payloads(record, algorithm, Dimensions(8, (4,)), torch.float16)
 
 
 class Single(nn.Module):
@@ -440,9 +587,9 @@ def test_a_buffer_beyond_its_own_precision_is_refused(tmp_path, caplog):
     deployment = Deployment(tmp_path, ff.fedavg(), lambda: nn.Sequential(Single(1.0), network()))
     client = deployment.members(1)[0]
     only(deployment, client, 1, changed_vector(poisoned(1e50), "buffers"))
-    found = deployment.serve()
+    served = deployment.serve()
     assert "0.seen: with this change it would not be finite" in caplog.text
-    assert_same_bits(local(deployment, {(1, client)}), found)
+    assert_same_bits(local(deployment, {(1, client)}), served)
 
 
 def test_a_buffer_that_diverges_stops_the_run():
@@ -470,10 +617,10 @@ def test_a_client_that_raises_or_vanishes_is_left_out(tmp_path, caplog):
         deployment.grid.offline = {NAMES[vanishing]} if progress.round == 3 else set()
 
     deployment.callbacks.append(vanish)
-    found = deployment.serve()
+    served = deployment.serve()
     assert "error 2: OSError('disk on fire')" in caplog.text
     assert f"site-{vanishing} (client {vanishing}) is left out: train: not connected" in caplog.text
-    assert_same_bits(local(deployment, {(1, raising), (3, vanishing)}), found)
+    assert_same_bits(local(deployment, {(1, raising), (3, vanishing)}), served)
 
 
 # -- state on the sites ------------------------------------------------------------------------------------
@@ -543,9 +690,9 @@ def test_a_site_whose_state_is_gone_does_not_take_part(tmp_path, caplog):
             path.unlink()
 
     deployment.callbacks.append(lose)
-    found = deployment.serve()
+    served = deployment.serve()
     assert "the state after round 1 is not in" in caplog.text
-    assert_same_bits(local(deployment, {(number, client) for number in again}), found)
+    assert_same_bits(local(deployment, {(number, client) for number in again}), served)
 
 
 def test_a_damaged_state_is_refused(tmp_path, caplog):
@@ -579,11 +726,61 @@ def test_a_message_that_comes_too_late_is_refused(tmp_path):
 
 def test_a_site_with_another_app_refuses(tmp_path, caplog):
     deployment = Deployment(tmp_path, ff.scaffold(), attempts=1)
-    other = replace(deployment.task, algorithm=ff.fedavg())
+    other = replace(deployment.spec, algorithm=ff.fedavg())
     deployment.grid.app = client_app(other, deployment.load)
     with pytest.raises(ff.FlatfedError, match="round 1 had 0 valid uploads after 1 attempts"):
         deployment.serve()
     assert "another model, algorithm or settings than the server's" in caplog.text
+
+
+@dataclass(frozen=True)
+class Doubled(AsStored):
+    def evaluate(self, inputs: torch.Tensor) -> torch.Tensor:
+        return 2 * inputs
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"transform": Doubled()},
+        {"loss": nn.functional.multi_margin_loss},
+        {"name": "margins", "version": "2"},
+        {"model": normalised},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_a_site_notices_whatever_else_differs(changes, tmp_path, caplog):
+    deployment = Deployment(tmp_path, ff.fedavg(), attempts=1)
+    deployment.spec = replace(deployment.spec, name="margins", version="1")
+    deployment.restart()
+    deployment.grid.app = client_app(replace(deployment.spec, **changes), deployment.load)
+    with pytest.raises(ff.FlatfedError, match="error 1000: spec: this site's app has another model"):
+        deployment.serve()
+
+
+def test_what_cannot_be_compared_needs_a_version_to_go_on(tmp_path):
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(outputs, targets)
+
+    deployment = Deployment(tmp_path / "without", ff.scaffold(), rounds=2)
+    deployment.spec = replace(deployment.spec, loss=loss)
+    deployment.restart()
+    deployment.serve()
+    deployment.restart(rounds=5)
+    with pytest.raises(ff.FlatfedError, match="it cannot be continued safely"):
+        deployment.serve()
+    deployment = Deployment(tmp_path / "with", ff.scaffold(), rounds=2)
+    deployment.spec = replace(deployment.spec, loss=loss, name="entropy", version="1")
+    deployment.restart()
+    deployment.serve()
+    deployment.restart(rounds=5)
+    assert_same_bits(local(deployment), deployment.serve())
+    deployment.spec = replace(deployment.spec, version="2")
+    deployment.restart(rounds=6)
+    with pytest.raises(ff.FlatfedError, match="it holds another run"):
+        deployment.serve()
+    with pytest.raises(ff.FlatfedError, match="give both or neither"):
+        replace(deployment.spec, name="")
 
 
 # -- enough clients ----------------------------------------------------------------------------------------
@@ -598,9 +795,9 @@ def test_a_round_with_too_few_uploads_is_repeated(tmp_path, caplog):
         return None if len(failures) < 3 else reply
 
     only(deployment, client, 2, fail_twice)
-    found = deployment.serve()
+    served = deployment.serve()
     assert len(failures) == 3 and "round 3: 2 of at least 3 uploads after attempt 2 of 3" in caplog.text
-    assert_same_bits(local(deployment), found)
+    assert_same_bits(local(deployment), served)
 
 
 def test_after_the_last_attempt_the_run_stops_and_can_go_on(tmp_path):
@@ -674,10 +871,10 @@ def test_a_site_whose_description_was_lost_is_asked_again(lost, tmp_path):
         return reply
 
     deployment.grid.fault = lose
-    found = deployment.serve()
+    served = deployment.serve()
     member = [number for number in range(2, 9) if 3 in deployment.members(number)]
     # One query comes with the first round, then one with each round in which it is missing.
-    assert_same_bits(local(deployment, {(number, 3) for number in member[: lost - 1]}), found)
+    assert_same_bits(local(deployment, {(number, 3) for number in member[: lost - 1]}), served)
     assert len(queries) == lost + 1
 
 
@@ -702,13 +899,13 @@ def test_a_node_that_does_not_belong_is_never_asked_to_train(tmp_path):
     real = deployment.grid.get_nodes
 
     def get_nodes() -> Any:
-        found = list(real())
-        found[-1].ClearField("name")
-        return found
+        nodes = list(real())
+        nodes[-1].ClearField("name")
+        return nodes
 
     deployment.grid.get_nodes = get_nodes  # type: ignore[method-assign]
-    found = deployment.serve()
-    assert_same_bits(local(deployment), found)
+    served = deployment.serve()
+    assert_same_bits(local(deployment), served)
     asked = {site for site, message in deployment.grid.sent if message.metadata.message_type != "query"}
     assert asked == set(members)
 
@@ -716,9 +913,9 @@ def test_a_node_that_does_not_belong_is_never_asked_to_train(tmp_path):
 @pytest.mark.parametrize(
     ("clients", "complaint"),
     [
-        (7, "clients = 7: 8 sites are there"),
-        (9, r"clients = 9: after 0.05 s only 8 sites are there \(site-0, "),
-        ((*NAMES, "site-x"), "only 8 sites are there"),
+        (7, "clients = 7: 8 sites are connected"),
+        (9, r"clients = 9: after 0.05 s only 8 sites are connected \(site-0, "),
+        ((*NAMES, "site-x"), "only 8 sites are connected"),
     ],
 )
 def test_a_federation_that_is_not_complete_does_not_begin(clients, complaint, tmp_path):
@@ -744,7 +941,7 @@ def test_sites_with_impossible_data_do_not_belong(claim, complaint, tmp_path, ca
         return changed_header(**claim)(reply) if message.metadata.message_type == "query" else reply
 
     deployment.grid.fault = boast
-    with pytest.raises(ff.FlatfedError, match="only 0 sites are there"):
+    with pytest.raises(ff.FlatfedError, match="only 0 sites are connected"):
         deployment.serve()
     assert complaint in caplog.text
 
@@ -761,8 +958,139 @@ def test_a_site_with_very_many_samples_costs_the_server_nothing(tmp_path):
     deployment.grid.fault = boast
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "randperm", limited(torch.randperm))
-        found = deployment.serve()
-    assert [line["participants"] for line in found.history] == [8, 8]
+        served = deployment.serve()
+    assert [line["participants"] for line in served.history] == [8, 8]
+
+
+class Made(TorchDispatchMode):
+    """Notes the bytes of the largest tensor that is made, and not only described."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest, self.on = 0, True
+
+    def __torch_dispatch__(self, function: Any, kinds: Any, given: Any = (), named: Any = None) -> Any:
+        outputs = function(*given, **(named or {}))
+        for value in tree_leaves(outputs):
+            if self.on and isinstance(value, torch.Tensor) and value.device.type != "meta":
+                self.largest = max(self.largest, value.nbytes)
+        return outputs
+
+
+class Narrow(nn.Module):
+    """Looks at the first of however many features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.inner(inputs[:, :FEATURES])
+
+
+def test_the_server_makes_no_data_of_its_own(tmp_path):
+    """Not one sample: sites say how many and how large theirs are, which may be too much for it."""
+    deployment = Deployment(tmp_path, ff.fedavg(), Narrow, rounds=2)
+    made, answer, planned = Made(), deployment.grid.call, []
+
+    def call(site: str, message: Message) -> Message:
+        made.on = False  # what a site does is its own affair
+        reply = answer(site, message)
+        made.on = True
+        if message.metadata.message_type == "query":
+            return changed_header(samples=10**8, input_shape=[2**28])(reply)
+        return changed_header(samples=10**8)(reply) if trained_in(message) is not None else reply
+
+    deployment.grid.call = call  # type: ignore[method-assign]
+    deployment.callbacks.append(lambda progress: planned.append(progress.dimensions.input_shape))
+    with made:
+        served = deployment.serve()
+    assert [line["participants"] for line in served.history] == [3, 3] and planned == [(2**28,)] * 2
+    assert 0 < made.largest < 2**16
+
+
+MISFITS: dict[str, tuple[Callable[[], nn.Module], ff.Algorithm, dict[str, Any], str]] = {
+    "model": (
+        lambda: nn.Linear(FEATURES + 1, 3).double(),
+        ff.fedavg(),
+        {},
+        r"^model: it cannot be trained on inputs \[4\] float64, targets \[\] int64: .*4.*5",
+    ),
+    "layer inside": (
+        lambda: nn.Sequential(nn.Unflatten(1, (2, 3)), nn.Flatten(), network()),
+        ff.fedavg(),
+        {},
+        r"^model: it cannot be trained on inputs \[4\] float64, targets \[\] int64: ",
+    ),
+    "loss": (
+        network,
+        ff.fedavg(),
+        {"target_shape": [2]},
+        r"^model: it cannot be trained on inputs \[4\] float64, targets \[2\] int64: .*target",
+    ),
+    "inputs that cannot be shifted": (
+        lambda: nn.Sequential(nn.Embedding(9, 2), nn.Flatten(), nn.Linear(8, 3)),
+        generic("fedrobust"),
+        {"input_dtype": "int64"},
+        r"^algorithm: fedrobust changes or makes up inputs, which must be floats, not inputs \[4\] int64, ",
+    ),
+    "targets that are no classes": (
+        network,
+        generic("fedsynsam"),
+        {"target_shape": [3], "target_dtype": "float64"},
+        r"^algorithm: fedsynsam makes up samples of every class, so targets must be class labels ",
+    ),
+    "unknown dtype": (network, ff.fedavg(), {"input_dtype": "float65"}, r"^dtype = 'float65': unknown"),
+}
+"""A model and an algorithm, what sites claim about their samples, and the complaint."""
+
+
+@pytest.mark.parametrize("kind", MISFITS)
+def test_samples_that_do_not_fit_are_refused_before_the_first_round(kind, tmp_path):
+    model, algorithm, claim, complaint = MISFITS[kind]
+    deployment = Deployment(tmp_path, algorithm, model)
+
+    def describe(site: str, message: Message, reply: Message) -> Message:
+        return changed_header(**claim)(reply) if message.metadata.message_type == "query" else reply
+
+    deployment.grid.fault = describe
+    with pytest.raises(ff.FlatfedError, match=complaint) as raised:
+        deployment.serve()
+    assert "\n" not in str(raised.value)
+    assert {message.metadata.message_type for _, message in deployment.grid.sent} == {"query"}
+    assert not (tmp_path / "run").exists()
+
+
+class Looks(nn.Module):
+    """Has a tensor that is no buffer, makes another, and looks at its inputs' numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.centre = network(), torch.full((FEATURES,), 0.1, dtype=torch.float64)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        shifted = inputs - self.centre - 0.01 * torch.arange(FEATURES)
+        return self.inner(-shifted if float(inputs.mean()) > 0 else shifted)
+
+
+def test_a_model_that_cannot_be_tried_without_numbers_is_tried_at_the_sites(tmp_path):
+    deployment = Deployment(tmp_path, ff.scaffold(), Looks)
+    assert_same_bits(local(deployment), deployment.serve())
+    with pytest.raises(ff.FlatfedError, match="fedsynsam makes up samples of every class, but how many"):
+        Deployment(tmp_path / "classes", generic("fedsynsam"), Looks).serve()
+
+
+def test_what_only_the_sites_can_see_is_in_the_error(tmp_path):
+    """Numbers of another precision fit as far as shapes go."""
+    deployment = Deployment(tmp_path, ff.fedavg(), lambda: network().float(), attempts=2)
+    first = NAMES[deployment.members(0)[0]]
+    complaint = (
+        rf"had 0 valid uploads after 2 attempts \({first}: train: error 1000: model: it cannot be trained "
+        r"on a batch of client 0 \(inputs \[5, 4\] float64, "
+    )
+    with pytest.raises(ff.FlatfedError, match=complaint) as raised:
+        deployment.serve()
+    assert "\n" not in str(raised.value)
 
 
 def limited(draw: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -776,7 +1104,7 @@ def limited(draw: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
 def test_nodes_of_one_name_do_not_take_part(tmp_path, caplog):
     deployment = Deployment(tmp_path, ff.fedavg(), registered=False)
     deployment.grid.nodes["site-3"] = deployment.grid.nodes["site-4"]
-    with pytest.raises(ff.FlatfedError, match="only 6 sites are there"):
+    with pytest.raises(ff.FlatfedError, match="only 6 sites are connected"):
         deployment.serve()
     assert "2 nodes are called 'site-4'; none of them takes part" in caplog.text
 
@@ -833,15 +1161,16 @@ def test_sites_whose_samples_differ_in_form_are_refused(tmp_path):
 
 def test_evaluation_on_the_sites_own_data(tmp_path):
     deployment = Deployment(tmp_path, ff.fedavg(), data=federation(unequal=True), evaluate_every=2)
-    found = deployment.serve()
+    served = deployment.serve()
     expected = run(
         ff.fedavg(),
         data=deployment.data,
-        evaluate_clients=True,
-        **deployment.task.settings.model_dump(),
+        evaluate_on_clients=True,
+        **deployment.spec.training.model_dump(),
     )
-    assert [{**site, "client": number} for number, site in enumerate(expected.per_client)] == found.per_client
-    assert ["clients_loss" in line for line in found.history] == [False, True, False, True, False]
+    local_values = [{**site, "client": number} for number, site in enumerate(expected.per_client)]
+    assert local_values == served.per_client
+    assert ["clients_loss" in line for line in served.history] == [False, True, False, True, False]
     halfway = local(deployment, rounds=4).model
     sums, total = 0.0, 0
     for client in range(len(NAMES)):
@@ -850,21 +1179,21 @@ def test_evaluation_on_the_sites_own_data(tmp_path):
         with torch.no_grad():
             sums += float(nn.functional.cross_entropy(halfway(inputs), targets, reduction="sum"))
         total += len(own)
-    assert found.history[3]["clients_loss"] == pytest.approx(sums / total, rel=1e-12)
+    assert served.history[3]["clients_loss"] == pytest.approx(sums / total, rel=1e-12)
 
 
 def test_sites_may_differ_in_whether_they_have_test_data(tmp_path):
     deployment = Deployment(tmp_path, ff.fedavg(), rounds=1, evaluate_every=1)
-    deployment.task = replace(deployment.task, metrics=None)
+    deployment.spec = replace(deployment.spec, metrics=None)
     deployment.restart()
 
     def load_test(context: Context) -> Any:
         return None if context.node_config["name"] == "site-3" else deployment.load(context)
 
-    deployment.grid.app = client_app(deployment.task, deployment.load, load_test)
-    found = deployment.serve()
-    assert ["test_samples" in site for site in found.per_client] == [name != "site-3" for name in NAMES]
-    assert set(found.client_spreads) == {"train", "test"} and "clients_test_accuracy" in found.history[0]
+    deployment.grid.app = client_app(deployment.spec, deployment.load, load_test)
+    served = deployment.serve()
+    assert ["test_samples" in site for site in served.per_client] == [name != "site-3" for name in NAMES]
+    assert set(served.client_spreads) == {"train", "test"} and "clients_test_accuracy" in served.history[0]
     assert (tmp_path / "run" / "model.safetensors").exists()
 
 
@@ -872,34 +1201,34 @@ def test_sites_may_differ_in_whether_they_have_test_data(tmp_path):
     ("forged", "complaint"),
     [
         ([{"test_samples": 0.0}], "test_samples = 0: at least 1"),
-        ([{"loss": 1e308}, {"loss": -1e308}], "found.loss = -1e+308"),
-        ([{"test_loss": 1e308}, {"test_loss": -1e308}], "found.test_loss = 1e+308"),
+        ([{"loss": 1e308}, {"loss": -1e308}], "metrics.loss = -1e+308"),
+        ([{"test_loss": 1e308}, {"test_loss": -1e308}], "metrics.test_loss = 1e+308"),
     ],
     ids=["no test samples", "huge losses", "huge test losses"],
 )
 def test_a_forged_evaluation_is_left_out(forged, complaint, tmp_path, caplog):
     deployment = Deployment(tmp_path, ff.fedavg(), rounds=1, evaluate_every=1)
-    deployment.grid.app = client_app(deployment.task, deployment.load, deployment.load)
+    deployment.grid.app = client_app(deployment.spec, deployment.load, deployment.load)
 
     def forge(site: str, message: Message, reply: Message) -> Message:
         number = NAMES.index(site)
         if message.metadata.message_type == "evaluate" and number < len(forged):
             header = json.loads(reply.content["header"]["json"])
-            return changed_header(found=header["found"] | forged[number])(reply)
+            return changed_header(metrics=header["metrics"] | forged[number])(reply)
         return reply
 
     deployment.grid.fault = forge
-    found = deployment.serve()
+    served = deployment.serve()
     assert complaint in caplog.text
-    assert [site["client"] for site in found.per_client] == list(range(len(forged), len(NAMES)))
-    assert 0 < found.history[0]["clients_loss"] < 10
+    assert [site["client"] for site in served.per_client] == list(range(len(forged), len(NAMES)))
+    assert 0 < served.history[0]["clients_loss"] < 10
 
 
 def test_the_apps_run_with_test_data_of_the_servers_own(tmp_path):
     deployment = Deployment(tmp_path, ff.fedavg())
     own = deployment.data.client(0)
     test = own.batch(torch.arange(len(own)))
-    app = server_app(deployment.task, lambda: test)
+    app = server_app(deployment.spec, lambda: test)
     app(deployment.grid, Context(1, 1, {}, RecordDict(), {"folder": str(tmp_path / "run")}))
     lines = [json.loads(line) for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
     model = local(deployment).model
@@ -929,7 +1258,7 @@ def test_flowers_differential_privacy_refuses_rather_than_protects_half(mod, tmp
     """As docs/deployment.md says: an error, never a run that is not protected."""
     deployment = Deployment(tmp_path, ff.fedavg(), rounds=1)
     deployment.serve()
-    site, message = next(each for each in deployment.grid.sent if trained_in(each[1]) == 0)
+    site, message = next(sent for sent in deployment.grid.sent if trained_in(sent[1]) == 0)
     context = Context(1, deployment.grid.ids[site], deployment.grid.nodes[site], RecordDict(), {})
     reply = mod(message, context, deployment.grid.app)
     assert reply.has_error() and "exactly one ArrayRecord" in str(reply.error.reason)

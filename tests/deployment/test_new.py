@@ -86,8 +86,8 @@ def test_the_app_runs_as_written(tmp_path, monkeypatch):
     expected = train(config.make_model(federation), federation, config.make_algorithm(), **settings)
     from safetensors.torch import load_file
 
-    found = load_file(tmp_path / "run" / "model.safetensors")
-    assert all(torch.equal(found[name], value) for name, value in expected.model.state_dict().items())
+    weights = load_file(tmp_path / "run" / "model.safetensors")
+    assert all(torch.equal(weights[name], value) for name, value in expected.model.state_dict().items())
     assert expected.history[-1]["test_accuracy"] > 0.8
 
     done = RUNNER.invoke(
@@ -105,34 +105,34 @@ def test_its_readme_adds_to_flowers_settings(before, tmp_path):
     blocks = re.findall(
         r"^```sh\n(.*?)^```", (made(tmp_path) / "README.md").read_text(), re.DOTALL | re.MULTILINE
     )
-    (block,) = [each for each in blocks if "config.toml" in each]
+    (settings_block,) = [block for block in blocks if "config.toml" in block]
     path = tmp_path / ".flwr" / "config.toml"
     if before is not None:
         path.parent.mkdir()
         path.write_text(before)
     for _ in range(2):
-        subprocess.run(["sh", "-ec", block], env={**os.environ, "HOME": str(tmp_path)}, check=True)
+        subprocess.run(["sh", "-ec", settings_block], env={**os.environ, "HOME": str(tmp_path)}, check=True)
     expected = tomllib.loads(before or "")
     expected.setdefault("superlink", {})["here"] = {"address": "127.0.0.1:8000", "insecure": True}
     assert tomllib.loads(path.read_text()) == expected
     # What is pasted at once must not need a server that is still starting.
-    assert not [each for each in blocks if "flower-superlink" in each and "flwr run" in each]
+    assert not [block for block in blocks if "flower-superlink" in block and "flwr run" in block]
 
 
 def test_a_config_without_a_federation_is_refused(tmp_path):
     pytest.importorskip("flwr", reason="needs the extra flower: pip install 'flatfed[flower]'")
-    from flatfed.deployment import Task
+    from flatfed.deployment import FederationSpec
 
     path = tmp_path / "federation.toml"
     path.write_text("[training]\nrounds = 1\n")
     with pytest.raises(ff.FlatfedError, match="federation: missing; add a table"):
-        Task.read(path)
+        FederationSpec.read(path)
     path.write_text("[training]\nrounds = 1\n[federation]\ninput_shape = [4]\nclasses = 3\nclient = 4\n")
     with pytest.raises(ff.FlatfedError, match=r"^federation\.clients: missing"):
-        Task.read(path)
+        FederationSpec.read(path)
     path.write_text("[training]\nrounds = 1\n[federation]\ninput_shape = [4]\nclasses = 3\nclients = []\n")
     with pytest.raises(ff.FlatfedError, match=r"^federation\.clients: \(\) names no site"):
-        Task.read(path)
+        FederationSpec.read(path)
     path.write_text("[training]\nrounds = 1\n[federation]\ninput_shape = 4\nclasses = 3\nclients = 4\n")
     with pytest.raises(ff.FlatfedError, match=r"^federation\.input_shape = 4: "):
-        Task.read(path)
+        FederationSpec.read(path)

@@ -10,13 +10,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from problems import GENERIC, federation, generic, network, run
+from problems import GENERIC, Recorder, federation, generic, network, run
 
 import flatfed as ff
 
@@ -65,7 +66,7 @@ def both(algorithm: ff.Algorithm, **options: Any) -> tuple[ff.Run, ff.Run]:
 @pytest.mark.parametrize("path", ["client", "matrix"])
 @pytest.mark.parametrize("name", ["fedmoswa", "fedsmoo", "fednsam_d"])
 def test_it_gives_the_bits_of_the_local_engine(name, path, monkeypatch):
-    monkeypatch.setattr("flatfed.engines.local.MATRIX_CLIENTS", 2)
+    monkeypatch.setattr("flatfed.engines.chunks.MATRIX_CLIENTS", 2)
     algorithm = ff.ALGORITHMS[name](**GENERIC[name])
     assert_same_bits(*both(algorithm, participants=PARTICIPANTS, path=path))
 
@@ -81,7 +82,7 @@ class InThisProcess:
 
         def called(method: Any) -> Any:
             def call(*arguments: Any) -> Any:
-                sent = [each if isinstance(each, ray.ObjectRef) else ray.put(each) for each in arguments]
+                sent = [given if isinstance(given, ray.ObjectRef) else ray.put(given) for given in arguments]
                 return ray.put(method(*ray.get(sent)))
 
             return SimpleNamespace(remote=call)
@@ -94,8 +95,8 @@ def test_every_algorithm_gives_the_bits_of_the_local_engine(name, monkeypatch):
     expected = run(generic(name), participants=PARTICIPANTS, path="client")
     monkeypatch.setattr(engine.ray, "remote", lambda **options: InThisProcess)
     monkeypatch.setattr(engine.ray, "kill", lambda worker: None)
-    found = run(generic(name), participants=PARTICIPANTS, path="client", engine="ray", workers=3)
-    assert_same_bits(expected, found)
+    remote = run(generic(name), participants=PARTICIPANTS, path="client", engine="ray", workers=3)
+    assert_same_bits(expected, remote)
 
 
 @pytest.mark.parametrize("losses", [2, 3])
@@ -103,12 +104,12 @@ def test_a_worker_that_is_lost_before_it_answers_is_replaced(losses, monkeypatch
     original, lost = ray.get, []
 
     def get(wanted: Any) -> Any:
-        found = original(wanted)
+        answer = original(wanted)
         # A process's number is what a worker first answers.
-        if isinstance(found, int) and len(lost) < losses:
-            lost.append(found)
+        if isinstance(answer, int) and len(lost) < losses:
+            lost.append(answer)
             raise ray.exceptions.ActorDiedError
-        return found
+        return answer
 
     monkeypatch.setattr(engine.ray, "remote", lambda **options: InThisProcess)
     monkeypatch.setattr(engine.ray, "kill", lambda worker: None)
@@ -128,6 +129,59 @@ def test_compressed_uploads_and_error_feedback_are_the_same(monkeypatch):
         {"name": "scaffold", "compress": {"part": "error_feedback", "of": {"part": "quantize", "bits": 3}}}
     )
     assert_same_bits(*both(algorithm, participants=PARTICIPANTS))
+
+
+def normalised() -> torch.nn.Module:
+    first, *others = network()
+    return torch.nn.Sequential(first, torch.nn.BatchNorm1d(5).double(), *others)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options"),
+    [
+        ({"name": "scaffold"}, {"path": "client"}),
+        ({"name": "scaffold"}, {"path": "matrix"}),
+        ({"name": "scaffold"}, {"model": normalised()}),
+        ({"name": "scaffold"}, {"weighting": "samples", "data": federation(unequal=True)}),
+        (
+            {"name": "scaffold"},
+            {"weighting": "samples", "data": federation(unequal=True), "path": "matrix"},
+        ),
+        (
+            {"name": "fedmoswa"},
+            {"model": normalised(), "weighting": "samples", "data": federation(unequal=True)},
+        ),
+        ({"name": "scaffold", "compress": {"part": "quantize", "bits": 4}}, {"model": normalised()}),
+    ],
+    ids=[
+        "client",
+        "matrix",
+        "buffers",
+        "samples",
+        "samples as a matrix",
+        "buffers and samples",
+        "compressed",
+    ],
+)
+def test_a_trimmed_mean_gives_the_models_of_the_local_engine(algorithm, options, monkeypatch):
+    monkeypatch.setattr("flatfed.engines.chunks.MATRIX_CLIENTS", 2)
+    trimmed = ff.build({**algorithm, "aggregate": {"part": "trimmed_mean", "share": 0.25}})
+    here, there = Recorder(), Recorder()
+    expected = run(trimmed, participants=PARTICIPANTS, recorder=here, **options)
+    remote = run(trimmed, participants=PARTICIPANTS, recorder=there, engine="ray", workers=2, **options)
+    assert torch.equal(here.models, there.models)
+    assert_same_bits(expected, remote)
+    for mine, other in zip(expected.model.buffers(), remote.model.buffers(), strict=True):
+        assert torch.equal(mine, other)
+    mean = run(ff.build(algorithm), participants=PARTICIPANTS, **options)
+    assert not torch.equal(mean.server["model"], remote.server["model"])
+
+
+def test_parts_that_use_one_name_keep_apart():
+    corrections = (ff.parts.GlobalMomentum(0.4, 0.6), ff.parts.FullGradientMomentum(0.3))
+    local, remote = both(ff.Algorithm(correct=corrections), participants=PARTICIPANTS)
+    assert_same_bits(local, remote)
+    assert len([key for key in remote.server if key.endswith(".momentum_gradient")]) == 2
 
 
 class Pause:
@@ -165,15 +219,16 @@ class Pause:
             thread.join()
 
 
-def test_a_worker_killed_in_the_middle_of_a_round_changes_nothing(tmp_path):
-    algorithm = ff.fedmoswa(**GENERIC["fedmoswa"])
+@pytest.mark.parametrize("aggregate", [ff.Algorithm().aggregate, ff.parts.TrimmedMean(0.25)], ids=repr)
+def test_a_worker_killed_in_the_middle_of_a_round_changes_nothing(aggregate, tmp_path):
+    algorithm = replace(generic("fedmoswa"), aggregate=aggregate)
     settings = {"participants": PARTICIPANTS, "path": "client"}
     pause = Pause(tmp_path)
     expected = run(algorithm, loss=pause, **settings)
     with pause.killing() as killed:
-        found = run(algorithm, loss=pause, engine="ray", workers=2, **settings)
+        remote = run(algorithm, loss=pause, engine="ray", workers=2, **settings)
     assert len(killed) == 1
-    assert_same_bits(expected, found)
+    assert_same_bits(expected, remote)
 
 
 def test_clients_that_kill_every_worker_end_the_run(tmp_path):
@@ -197,14 +252,14 @@ def test_a_lost_node_takes_nothing_with_it(cluster):
         if progress.round == 1:
             cluster.remove_node(third)
 
-    found = run(algorithm, participants=PARTICIPANTS, engine="ray", workers=3, recorder=lose)
+    remote = run(algorithm, participants=PARTICIPANTS, engine="ray", workers=3, recorder=lose)
     assert rounds == list(range(1, len(expected.history) + 1))
-    assert_same_bits(expected, found)
+    assert_same_bits(expected, remote)
 
 
 def test_more_workers_than_there_is_room_for_are_no_reason_to_wait():
-    expected, found = run(ff.scaffold()), run(ff.scaffold(), engine="ray", workers=5)
-    assert_same_bits(expected, found)
+    expected, remote = run(ff.scaffold()), run(ff.scaffold(), engine="ray", workers=5)
+    assert_same_bits(expected, remote)
 
 
 def test_a_worker_that_does_not_start_in_time_is_an_error(monkeypatch):
@@ -256,9 +311,9 @@ def test_what_goes_wrong_on_a_worker_is_one_line():
         data.client(number).batch(torch.arange(len(data.client(number)))) for number in range(len(data))
     ]
     clients[3] = (torch.full_like(clients[3][0], 99.0), clients[3][1])
-    spoilt = ff.Federation.from_tensors(clients)
+    poisoned = ff.Federation.from_tensors(clients)
     with pytest.raises(ff.FlatfedError, match=r"round 1: .* client 3: no such input$"):
-        run(ff.fedavg(), data=spoilt, model=Picky(), participants=8, path="client", engine="ray", workers=2)
+        run(ff.fedavg(), data=poisoned, model=Picky(), participants=8, path="client", engine="ray", workers=2)
 
 
 def test_a_run_goes_on_under_another_engine(tmp_path):
@@ -281,7 +336,7 @@ def test_the_command_line_reaches_a_cluster_by_its_address(cluster, tmp_path):
 
 @pytest.mark.parametrize(
     ("address", "complaint"),
-    [("127.0.0.1:9", "nobody answers there"), ("somewhere", "write HOST:PORT")],
+    [("127.0.0.1:9", "nothing answers there"), ("somewhere", "write HOST:PORT")],
 )
 def test_a_wrong_address_is_refused_at_once(address, complaint, monkeypatch):
     monkeypatch.setattr(engine.ray, "is_initialized", lambda: False)

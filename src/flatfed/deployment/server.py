@@ -50,7 +50,6 @@ from flatfed.engines.sums import CohortCollector, CohortSums, Piece, rows_of
 from flatfed.engines.threads import WorkerThreads, available_cores
 from flatfed.engines.worker import Evaluator, Snapshot
 from flatfed.runs.folder import read_json
-from flatfed.runs.identity import federation_identity
 from flatfed.runs.train import Run, run_engine
 from flatfed.training.checks import too_short
 from flatfed.training.loop import Callback, Progress
@@ -111,7 +110,7 @@ def serve(
             engine.evaluate_on_sites,
             folder,
             {**spec.recorded(), "federation": sites.model_dump()},
-            federation_identity(spec.algorithm, spec.site_training, model, spec.loss, spec.used_metrics),
+            spec.identity(model),
             # Every round is saved: sites keep only the states before and after the last one.
             checkpoint_every=1,
         )
@@ -233,6 +232,8 @@ class FlowerEngine:
         """Which of the vectors that are sent once lie on a site's disk, as far as it has said."""
         self.diverged: set[int] = set()
         """Those of the clients last asked who answered that their training diverged."""
+        self.refusals: dict[int, str] = {}
+        """Why clients were last left out."""
 
     def train(self, broadcast: Broadcast, round: int, cohort: Sequence[int]) -> Aggregate:
         """The valid uploads of a cohort; a round with too few of them is repeated."""
@@ -265,9 +266,11 @@ class FlowerEngine:
                 *(round + 1, len(accepted), needed, attempt + 1, settings.attempts),
             )
         else:
+            first = next(client for client in cohort if client not in accepted)
             raise FlatfedError(
                 f"minimum_clients = {settings.minimum_clients}: round {round + 1} had {len(accepted)} "
-                f"valid uploads after {settings.attempts} attempts; started again, the run goes on from there"
+                f"valid uploads after {settings.attempts} attempts ({self.sites.names[first]}: "
+                f"{self.refusals[first]}); started again, the run goes on from there"
             )
         collector = CohortCollector(self.plan.algorithm, len(accepted), self._memory_bytes)
         for place, client in enumerate(sorted(accepted)):
@@ -433,6 +436,7 @@ class FlowerEngine:
                 raise FlatfedError(f"{field} = {value}: it should be {expected}")
 
     def _refuse(self, client: int, reason: str) -> None:
+        self.refusals[client] = reason
         log.warning("%s (client %d) is left out: %s", self.sites.names[client], client, reason)
 
     def _sent_once(self, vectors: State) -> dict[str, str]:

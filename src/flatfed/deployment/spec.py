@@ -20,9 +20,9 @@ from flatfed.core.types import Count, Positive
 from flatfed.data.transform import AsStored, Transform
 from flatfed.engines.execution import Execution
 from flatfed.engines.planning import Metric
-from flatfed.runs.identity import digest_of, federation_identity
+from flatfed.runs.identity import Identity, digest_of, federation_identity
 from flatfed.training.config import Config, make_model, read_toml
-from flatfed.training.task import default_metrics
+from flatfed.training.task import check_version, default_metrics
 
 PROTOCOL = 2
 """Sites and servers of different numbers do not understand each other."""
@@ -73,6 +73,12 @@ class FederationSpec:
     metrics: Mapping[str, Metric] | None = None
     """Functions of (outputs, targets); with the default loss there is "accuracy"."""
     transform: Transform = field(default_factory=AsStored)
+    name: str = ""
+    version: str = ""
+    """As of a `Task`: for what cannot be compared, such as a lambda; change it whenever that changes."""
+
+    def __post_init__(self) -> None:
+        check_version(self.name, self.version)
 
     @classmethod
     def read(cls, path: Path) -> FederationSpec:
@@ -107,12 +113,21 @@ class FederationSpec:
         """Sites train one client, so never as a matrix."""
         return self.training.replaced(path="client")
 
-    def digest(self, model: nn.Module) -> str:
-        """What decides the numbers on a site; a site whose app differs from the server's refuses to train."""
-        identity = federation_identity(
-            self.algorithm, self.site_training, model, self.loss, self.used_metrics
+    def identity(self, model: nn.Module) -> Identity:
+        """What decides the numbers, besides the sites' data."""
+        return federation_identity(
+            self.algorithm,
+            self.site_training,
+            model,
+            self.loss,
+            self.used_metrics,
+            self.transform,
+            f"{self.name} {self.version}".strip(),
         )
-        return digest_of([PROTOCOL, identity.digest])
+
+    def digest(self, model: nn.Module) -> str:
+        """By which a site sees whether its app is the server's; if not, it refuses to train."""
+        return digest_of([PROTOCOL, self.identity(model).digest])
 
     def recorded(self) -> dict[str, Any]:
         """The spec's part of a run's config."""

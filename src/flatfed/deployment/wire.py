@@ -34,6 +34,7 @@ MOST_VALUES = 2**28
 """In one sample."""
 
 Number = Annotated[float, Field(allow_inf_nan=False, ge=-LARGEST, le=LARGEST)]
+Square = Annotated[float, Field(allow_inf_nan=False, ge=0, le=LARGEST)]
 Whole = Annotated[int, Field(strict=True, ge=0, le=2**53)]
 
 
@@ -75,8 +76,8 @@ class TrainReply(Header):
     round: Whole
     samples: Whole
     loss: Number
-    drift: Number
-    squared_displacement: Number
+    drift: Square
+    squared_displacement: Square
     gradient_evaluations: Whole
     kept: tuple[str, ...] = ()
     """The digests of the vectors sent once that are on its disk."""

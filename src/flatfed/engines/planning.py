@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -141,15 +142,14 @@ def plan_from_shape(
 ) -> Plan:
     """The plan of a server whose clients train elsewhere, one by one, on data that it never sees."""
     layout = Layout(model)
-    inputs = torch.empty(2, *shape.inputs, dtype=shape.input_dtype, device="meta")
-    try:
-        outputs = copy.deepcopy(model).to("meta")(inputs)
-    except NotImplementedError:
-        outputs = None  # Some operation knows no shapes without numbers; the sites try it on real ones.
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        raise FlatfedError(f"model: it does not take {shape}: {first_line(error)}") from None
+    outputs = _try_without_numbers(model, shape, loss)
+    if outputs is None and _needs_classes(algorithm):
+        raise FlatfedError(
+            f"algorithm: {algorithm.name} makes up samples of every class, but how many classes there are "
+            "cannot be seen without data, because this model looks at the numbers themselves"
+        )
     classes = shape.classes(outputs.shape if isinstance(outputs, Tensor) else None)
-    _check_shape(algorithm, shape, classes)
+    _check_shape(algorithm, shape, None if outputs is None else classes)
     return Plan(
         algorithm=algorithm,
         loss=loss,
@@ -165,6 +165,26 @@ def plan_from_shape(
         path="client",
         path_reason="clients train where their data are",
     )
+
+
+@torch.no_grad()
+def _try_without_numbers(model: nn.Module, shape: SampleShape, loss: Loss) -> Any:
+    """The outputs for two samples, of which torch works out only the shapes; None if that is not possible.
+
+    Then the clients, who have numbers, are the first to try the model.
+    """
+    outputs = None
+    try:
+        with torch.device("meta"):
+            inputs = torch.empty(2, *shape.inputs, dtype=shape.input_dtype)
+            targets = torch.empty(2, *shape.targets, dtype=shape.target_dtype)
+            outputs = copy.deepcopy(model).to("meta")(inputs)
+            loss(outputs, targets)
+    except Exception as error:
+        # Torch names the device where an operation needs numbers, or meets a tensor that has some.
+        if not isinstance(error, NotImplementedError) and "meta" not in str(error):
+            raise FlatfedError(f"model: it cannot be trained on {shape}: {first_line(error)}") from error
+    return outputs
 
 
 def usable_device(name: str) -> torch.device:
@@ -242,12 +262,15 @@ def _check_shape(algorithm: Algorithm, shape: SampleShape, classes: int | None =
         raise FlatfedError(
             f"algorithm: {algorithm.name} changes or makes up inputs, which must be floats, not {shape}"
         )
-    needs_classes = any(isinstance(part, ServerTask) and part.needs_classes for part in algorithm.parts)
-    if needs_classes and classes == 0:
+    if _needs_classes(algorithm) and classes == 0:
         raise FlatfedError(
             f"algorithm: {algorithm.name} makes up samples of every class, so targets must be class labels "
             f"and outputs one number per class, not {shape}"
         )
+
+
+def _needs_classes(algorithm: Algorithm) -> bool:
+    return any(isinstance(part, ServerTask) and part.needs_classes for part in algorithm.parts)
 
 
 def _shown(tensor: Tensor) -> str:

@@ -171,7 +171,7 @@ class RemoteWorkers:
 
     @property
     def idle(self) -> int:
-        return len(self._idle) - len(self._queued)
+        return max(0, len(self._idle) - len(self._queued))
 
     def start(self, number: int, stretch: Stretch) -> None:
         worker = self._idle.pop()

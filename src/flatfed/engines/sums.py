@@ -136,7 +136,8 @@ def rows_of(weights: Tensor, uploads: State, buffers: State) -> dict[str, Tensor
     return {
         WEIGHTS: weights,
         **{UPLOAD + key: value for key, value in uploads.items()},
-        **{BUFFER + name: value.flatten(1) for name, value in buffers.items()},
+        # A buffer may be a single number, which has no axis of its own.
+        **{BUFFER + name: value.reshape(len(value), value[0].numel()) for name, value in buffers.items()},
     }
 
 

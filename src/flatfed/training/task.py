@@ -29,6 +29,15 @@ def default_metrics(loss: Loss) -> Mapping[str, Metric]:
     return {"accuracy": accuracy} if is_cross_entropy(loss) else {}
 
 
+def check_version(name: str, version: str) -> None:
+    """Refuses a name without a version, or the other way round."""
+    for field_name, value in (("name", name), ("version", version)):
+        if not isinstance(value, str):
+            raise FlatfedError(f"{field_name} = {shown(value)}: give a text")
+    if bool(name) != bool(version):
+        raise FlatfedError(f"name = {name!r}, version = {version!r}: give both or neither")
+
+
 @dataclass(frozen=True)
 class Task:
     """A model to train on a federation's clients.
@@ -58,12 +67,7 @@ class Task:
                 raise FlatfedError(f"{field_name} = {shown(value)}: {fix}")
         if not callable(self.loss):
             raise FlatfedError(f"loss = {shown(self.loss)}: give a function of (outputs, targets)")
-        for field_name in ("name", "version"):
-            value = getattr(self, field_name)
-            if not isinstance(value, str):
-                raise FlatfedError(f"{field_name} = {shown(value)}: give a text")
-        if bool(self.name) != bool(self.version):
-            raise FlatfedError(f"name = {self.name!r}, version = {self.version!r}: give both or neither")
+        check_version(self.name, self.version)
 
     @property
     def used_metrics(self) -> Mapping[str, Metric]:
