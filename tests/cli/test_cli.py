@@ -20,7 +20,7 @@ from flatfed.cli.terminal import command_of
 from flatfed.core.errors import FlatfedWarning
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits.toml"
-SHORT = ["--set", "training.rounds=3", "--set", "training.workers=1"]
+SHORT = ["--set", "training.rounds=3", "--set", "execution.workers=1"]
 
 
 def flatfed(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -46,7 +46,12 @@ def test_list_names_every_algorithm():
 def test_show_prints_equations_defaults_and_traffic():
     shown = flatfed("show", "FedLESAM-S")
     assert shown.returncode == 0
-    for text in ("ρ u(x_old − x)", "radius = 0.1", "displacement, control_change", "last_model, control"):
+    for text in (
+        "ρ u(x_old − x)",
+        "radius = 0.1",
+        "displacement, control_variate.control_change",
+        "last_model.last_model, control_variate.control",
+    ):
         assert text in shown.stdout
 
 
@@ -62,6 +67,7 @@ def test_run_writes_a_complete_folder_and_a_second_run_reuses_it(tmp_path):
         "history.jsonl",
         "clients.json",
         "checkpoint",
+        "identity.json",
         "model.safetensors",
     }
     history = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
@@ -142,7 +148,7 @@ def bytes_up(folder: Path) -> set[int]:
 
 def test_compare_with_compressed_uploads(tmp_path):
     common = ["--set", "algorithm.compress.part=quantize", "--set", "algorithm.compress.bits=8"]
-    own = "scaffold:compress.part=top_k,compress.ratio=0.1,uncompressed=control_change"
+    own = "scaffold:compress.part=top_k,compress.ratio=0.1,uncompressed=control_variate.control_change"
     arguments = ["compare", "fedavg", own, *common, *SHORT, "--seeds", "1", "--runs", str(tmp_path)]
     code, error = invoke(*arguments)
     assert code == 0, error
@@ -167,6 +173,8 @@ def test_run_with_error_feedback_resumes_from_its_own_config(tmp_path):
         [training]
         rounds = 4
         participation = 0.1
+
+        [execution]
         workers = 1
         """
     )
@@ -200,6 +208,9 @@ def test_demo_in_short(tmp_path):
         ("training.rounds=0", "training.rounds = 0"),
         ("training.learning_rate=1", "training.learning_rate: unknown"),
         ("training.local_epoch=1", "training.local_epoch: unknown; did you mean 'local_epochs'?"),
+        ("training.workers=2", "training.workers: unknown; write execution.workers"),
+        ("execution.worker=2", "execution.worker: unknown; did you mean 'workers'?"),
+        ("execution.workers=0", "execution.workers = 0"),
         ("training.local_epochs=2", "local_epochs = 2 and local_steps = 10: give only one"),
         ("data.dataset=digit", "data.dataset: 'digit' is unknown; did you mean 'digits'?"),
         ("data.clients=5000", "partition.dirichlet_client: clients=5000"),
@@ -278,7 +289,7 @@ def test_divergence_is_reported_and_keeps_the_run(tmp_path):
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_an_interrupted_run_resumes_to_the_same_bytes(tmp_path, how):
     # So many that the run is still going on when this process gets to look, however busy the machine is.
-    settings = ["--set", "training.rounds=300", "--set", "training.checkpoint_every=7"]
+    settings = ["--set", "training.rounds=300", "--set", "execution.checkpoint_every=7"]
     straight, broken = tmp_path / "straight", tmp_path / "broken"
     assert flatfed("run", EXAMPLE, *settings, "--folder", straight).returncode == 0
     arguments = ["run", str(EXAMPLE), *settings, "--folder", str(broken)]

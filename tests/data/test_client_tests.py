@@ -19,6 +19,7 @@ from flatfed import Federation, FlatfedError, cli
 from flatfed.data.client_tests import matching_rows, own_rows
 from flatfed.runs.folder import RunFolder
 from flatfed.runs.statistics import ClientRow
+from flatfed.runs.train import run_config
 from flatfed.training import config as config_module
 from flatfed.training.config import Config
 
@@ -98,7 +99,7 @@ def test_client_tests_do_not_move_a_run_or_its_split():
     base = {"data": {"clients": 10}, "training": TRAINING}
     config = Config.checked(base)
     asked = Config.checked({**base, "data": {"clients": 10, "client_tests": 5}})
-    runs = [each.run(each.make_federation()) for each in (config, asked)]
+    runs = [run_config(config), run_config(asked)]
     assert torch.equal(runs[0].server["model"], runs[1].server["model"])
 
 
@@ -181,7 +182,7 @@ def federations():
 def test_every_client_is_tested_on_its_own(number, tmp_path):
     federation = federations()[number]
     model = torch.nn.Linear(3, 4)
-    options = {"rounds": 1, "evaluate_clients": True, "folder": tmp_path}
+    options = {"rounds": 1, "evaluate_on_clients": True, "folder": tmp_path}
     run = train(model, federation, ff.fedavg(), **options)
     right = []
     for client, (inputs, targets) in enumerate(TESTS):
@@ -206,7 +207,11 @@ def test_every_client_is_tested_on_its_own(number, tmp_path):
 
 def test_without_client_tests_nothing_is_said_about_them():
     run = train(
-        torch.nn.Linear(3, 4), Federation.from_tensors(CLIENTS), ff.fedavg(), rounds=1, evaluate_clients=True
+        torch.nn.Linear(3, 4),
+        Federation.from_tensors(CLIENTS),
+        ff.fedavg(),
+        rounds=1,
+        evaluate_on_clients=True,
     )
     assert set(run.client_spreads) == {"train"}
     assert "test_accuracy" not in run.per_client[0]
@@ -215,7 +220,7 @@ def test_without_client_tests_nothing_is_said_about_them():
 def test_a_metric_in_percent_has_no_spread(tmp_path):
     percent = {"accuracy": lambda outputs, targets: 100 * (outputs.argmax(1) == targets).double().mean()}
     federation = Federation.from_tensors(CLIENTS)
-    options = {"rounds": 1, "metrics": percent, "evaluate_clients": True, "folder": tmp_path}
+    options = {"rounds": 1, "metrics": percent, "evaluate_on_clients": True, "folder": tmp_path}
     run = train(torch.nn.Linear(3, 4), federation, ff.fedavg(), **options)
     assert max(client["accuracy"] for client in run.per_client) > 1
     assert run.client_spreads == RunFolder(tmp_path).read_clients() == {}

@@ -20,6 +20,7 @@ from flatfed.data.datasets.base import Labelled, train_test
 from flatfed.data.datasets.catalog import CATALOG, DATASETS, DatasetInfo, Download, register
 from flatfed.data.partition import PARTITIONS
 from flatfed.data.partition.base import Partition
+from flatfed.runs.train import run_config
 from flatfed.training import config as config_module
 from flatfed.training.config import Config
 
@@ -98,7 +99,7 @@ def test_a_new_data_set_and_a_new_partition_are_used_through_config(line_numbers
         inputs, targets = federation.client(client).batch(torch.arange(6))
         assert inputs.flatten().tolist() == [number / 2 for number in expected]
         assert targets.tolist() == [number % 3 for number in expected]
-    assert config.run(federation).model(torch.zeros(1, 1)).shape == (1, 3)
+    assert run_config(config).model(torch.zeros(1, 1)).shape == (1, 3)
     with refused("data.options (line_numbers).scael: unknown; did you mean 'scale'?"):
         Config.checked({**values, "data": {"dataset": "line_numbers", "options": {"scael": 1}}})
     with refused("partition.every_nth.frist: unknown; did you mean 'first'?"):

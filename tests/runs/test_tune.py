@@ -16,18 +16,20 @@ import pytest
 from typer.testing import CliRunner
 
 from flatfed import cli
+from flatfed.cli import run as run_module
 from flatfed.core.errors import FlatfedError
 from flatfed.runs import folder as folder_module
 from flatfed.runs import tune as tune_module
 from flatfed.runs.compare import run_folder
 from flatfed.runs.folder import RunFolder
+from flatfed.runs.train import run_config
 from flatfed.runs.tune import Search, parse_grid, tune
-from flatfed.training.config import Config
 
 BASE = {
     "data": {"clients": 20},
     "model": {"name": "logistic_regression"},
-    "training": {"rounds": 5, "participants": 4, "local_steps": 3, "batch_size": 8, "workers": 1},
+    "training": {"rounds": 5, "participants": 4, "local_steps": 3, "batch_size": 8},
+    "execution": {"workers": 1},
 }
 TOML = """
 data.clients = 20
@@ -38,6 +40,7 @@ rounds = 5
 participants = 4
 local_steps = 3
 batch_size = 8
+[execution]
 workers = 1
 """
 
@@ -58,13 +61,13 @@ def base_with(**training):
 def started(monkeypatch):
     """The step sizes of the runs that were started, in order."""
     seen = []
-    run = Config.run
 
-    def counted(self, *arguments, **named):
-        seen.append(self.training.lr)
-        return run(self, *arguments, **named)
+    def counted(config, *arguments):
+        seen.append(config.training.lr)
+        return run_config(config, *arguments)
 
-    monkeypatch.setattr(Config, "run", counted)
+    for module in (tune_module, run_module):
+        monkeypatch.setattr(module, "run_config", counted)
     return seen
 
 
@@ -105,7 +108,12 @@ def test_a_finished_grid_started_again_runs_nothing(tmp_path, started):
     # Nor do other metrics, other grids with the same values, or settings that do not change the numbers.
     best = tune(search_of("training.lr=0.01,0.1,1e38", metric="best"), tmp_path, None, unwatched)
     assert [trial.folder for trial in best[2:]] == [trial.folder for trial in first[2:]]
-    tune(search_of("training.lr=0.1,1e38", base=base_with(workers=2)), tmp_path, None, unwatched)
+    tune(
+        search_of("training.lr=0.1,1e38", base={**BASE, "execution": {"workers": 2}}),
+        tmp_path,
+        None,
+        unwatched,
+    )
     assert len(started) == 3
     tune(search_of("training.lr=0.1,0.2"), tmp_path, None, unwatched)
     assert started[3:] == [0.2]

@@ -93,7 +93,11 @@ def run_comparison(
     test = config.make_federation().test
     _print_rows(rows, target, len(test[0]) if test else 0)
     console.print(f"Run folders: {runs}")
-    labels = {run_folder(each.config(base, seed), runs): each.label for each in contestants for seed in seeds}
+    labels = {
+        run_folder(contestant.config(base, seed), runs): contestant.label
+        for contestant in contestants
+        for seed in seeds
+    }
     end_with_report(labels, runs / "report.html", targets=[target])
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from rich.table import Table
 
 from flatfed.algorithms import ALGORITHMS, equations
 from flatfed.cli.terminal import app, command_of, console
+from flatfed.core.algorithm import short_names
+from flatfed.core.state import Vector
 
 command = command_of(app, "nothing was changed")
 
@@ -28,8 +29,8 @@ def list_() -> None:
             f"{algorithm.gradient_evaluations}{extra}",
             f"{len(algorithm.broadcast) - len(algorithm.sent_once)}{samples}",
             str(len(algorithm.uploads)),
-            vector_names(algorithm.server_vectors),
-            vector_names(algorithm.client_vectors),
+            _short_names(algorithm.server_vectors),
+            _short_names(algorithm.client_vectors),
         )
     console.print(table)
     console.print(
@@ -38,5 +39,5 @@ def list_() -> None:
     )
 
 
-def vector_names(vectors: Sequence[Any]) -> str:
-    return ", ".join(vector.name for vector in vectors) or "–"
+def _short_names(vectors: Sequence[Vector]) -> str:
+    return ", ".join(short_names(vector.name for vector in vectors).values()) or "–"

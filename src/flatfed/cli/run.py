@@ -48,10 +48,11 @@ def run_in_folder(config: Config, folder: Path, tensorboard: Path | None) -> Non
         console.print(f"{folder} is complete: {config.training.rounds} rounds.")
         return
     callbacks: list[Callback] = [SyntheticPicture(folder), *trackers(tensorboard, folder)]
+    task = config.make_task()  # may download and complain, which belongs above the bar
     with round_progress() as progress:
         name = config.make_algorithm().name
-        task = progress.add_task(name, total=config.training.rounds, note="", unit="rounds")
-        finished = run_config(config, folder, [Watcher(progress, task, before=0), *callbacks])
+        bar = progress.add_task(name, total=config.training.rounds, note="", unit="rounds")
+        finished = run_config(config, folder, [Watcher(progress, bar, before=0), *callbacks], task)
     _report_run(finished, folder)
 
 

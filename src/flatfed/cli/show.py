@@ -8,7 +8,6 @@ import typer
 from rich.table import Table
 
 from flatfed.algorithms import build, equations
-from flatfed.cli.list import vector_names
 from flatfed.cli.terminal import app, command_of, console
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.part import SLOTS, describe_part
@@ -34,7 +33,7 @@ def _facts(algorithm: Algorithm) -> Table:
     facts.add_row("[bold]down", ", ".join(down))
     facts.add_row("[bold]up", ", ".join(algorithm.uploads))
     facts.add_row("[bold]server keeps", ", ".join(["model", *(v.name for v in algorithm.server_vectors)]))
-    facts.add_row("[bold]client keeps", vector_names(algorithm.client_vectors))
+    facts.add_row("[bold]client keeps", ", ".join(v.name for v in algorithm.client_vectors) or "–")
     described = [describe_part(part) for part in algorithm.parts if type(part) is not SLOTS[part.slot]]
     calls = [
         f"{part['part']}({', '.join(f'{k}={v}' for k, v in part.items() if k != 'part')})"

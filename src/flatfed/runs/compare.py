@@ -134,22 +134,22 @@ def compare(
 ) -> list[Row]:
     """Runs what is missing; an algorithm that diverges under a seed is reported and left out."""
     # Everything is checked before anything runs.
-    configs = [[each.config(base, seed) for seed in seeds] for each in contestants]
+    configs = [[contestant.config(base, seed) for seed in seeds] for contestant in contestants]
     rows = []
-    for each, of_seeds in zip(contestants, configs, strict=True):
+    for contestant, of_seeds in zip(contestants, configs, strict=True):
         finished = []
         for config in of_seeds:
             seed = config.training.seed
             folder = run_folder(config, root)
             try:
                 if not is_complete(config, folder):
-                    run_config(config, folder, [watch(each, seed)])
+                    run_config(config, folder, [watch(contestant, seed)])
             except DivergedError as error:
-                failed(each, seed, error)
+                failed(contestant, seed, error)
                 continue
             finished.append(RunFolder(folder))
         if finished:
-            rows.append(summarise(each.label, of_seeds[0].training.lr, finished, target))
+            rows.append(summarise(contestant.label, of_seeds[0].training.lr, finished, target))
     return rows
 
 

@@ -110,10 +110,15 @@ def train(
         engine.close()
 
 
-def run_config(config: Config, folder: Path | None = None, callbacks: Sequence[Callback] = ()) -> Run:
-    """Trains what a config describes, and evaluates the final model on every client."""
+def run_config(
+    config: Config,
+    folder: Path | None = None,
+    callbacks: Sequence[Callback] = (),
+    task: Task | None = None,
+) -> Run:
+    """Trains what a config describes, its `task` if made already, and evaluates the model on every client."""
     return train(
-        config.make_task(),
+        task or config.make_task(),
         config.make_algorithm(),
         config.training,
         config.execution,

@@ -96,6 +96,14 @@ class Config(CheckedModel):
     def _name_alone(cls, value: Any) -> Any:
         return {"name": value} if isinstance(value, str) else value
 
+    @field_validator("training", mode="before")
+    @classmethod
+    def _nothing_of_execution(cls, value: Any) -> Any:
+        for key in value if isinstance(value, Mapping) else ():
+            if key in Execution.model_fields:
+                raise FlatfedError(f"{key}: unknown; write execution.{key}")
+        return value
+
     @classmethod
     def checked(cls, values: Mapping[str, Any]) -> Config:
         """A config whose every name and option is known to be good, or a one-line error."""
