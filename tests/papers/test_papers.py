@@ -303,14 +303,14 @@ def test_every_step_size_says_where_it_comes_from():
 
 
 def test_tuned_settings_are_used_only_on_request():
-    sweeps = [
+    tunings = [
         (f"{name}/{table}", tuning)
         for name, paper in papers().items()
         for tuning in paper.tuned
         for table in tuning.tables
     ]
-    assert len(sweeps) == 5
-    for table, tuning in sweeps:
+    assert len(tunings) == 5
+    for table, tuning in tunings:
         chosen = [
             cell for cell in cells(table) if cell.dataset == tuning.dataset and tuning.part in cell.title
         ]
@@ -319,14 +319,14 @@ def test_tuned_settings_are_used_only_on_request():
             if cell.method not in tuning.best:
                 continue
             (tuned,) = chosen_cells(table, [cell.method], cell.title, tuned=True)
-            assert tuned.origin == f"flatfed sweep: {tuning.origin}"
+            assert tuned.origin == f"flatfed tune: {tuning.origin}"
             assert tuned.config == merged(cell.config, tuning.best[cell.method])
             assert Config.checked(tuned.config).training.lr == tuned.config["training"]["lr"]
             (plain,) = chosen_cells(table, [cell.method], cell.title)
             assert plain == cell
 
 
-def test_a_sweep_of_a_part_is_for_that_part(monkeypatch):
+def test_tuning_of_a_part_is_for_that_part(monkeypatch):
     tuning = Tuning(
         tables=["table2"],
         dataset="Fashion-MNIST",
@@ -451,8 +451,8 @@ def test_tuned_step_sizes_are_shown_with_their_origin(folder):
     assert done.exit_code == 0, done.output
     (tuned,) = chosen_cells("fedsagd/table2", ["FedAvg"], "EMNIST-L", tuned=True)
     shown = " ".join(done.stdout.split())
-    assert f"{tuned.config['training']['lr']:g} (flatfed sweep)" in shown
-    assert f"lr (flatfed sweep): {tuned.origin.partition(': ')[2]}" in shown
+    assert f"{tuned.config['training']['lr']:g} (flatfed tune)" in shown
+    assert f"lr (flatfed tune): {tuned.origin.partition(': ')[2]}" in shown
 
 
 def test_deviations_between_clients_stand_beside_the_papers(folder):
@@ -511,7 +511,7 @@ def test_the_cells_of_a_table_can_be_swept(folder):
         (["examples/digits.toml", "--only", "EMNIST-L"], "--methods and --only choose cells of a paper's"),
     ],
 )
-def test_bad_sweeps_are_one_clear_line(arguments, complaint):
+def test_bad_tuning_is_one_clear_line(arguments, complaint):
     done = CliRunner().invoke(cli.app, ["tune", *arguments, "--grid", "training.lr=0.1"])
     assert done.exit_code == 2
     assert complaint in done.stderr
@@ -536,7 +536,7 @@ def test_settings_of_a_table_can_be_changed():
         (["fedsagd/table2", "--only", "MNIST-X"], "only = 'MNIST-X': matches no part"),
         (["fedsagd/table2", "--scale", "tiny"], "scale = 'tiny': must be full or small"),
         (["fedsagd/figure3"], "not accuracies but the gap between training and test"),
-        (["fedswa/table2", "--tuned"], "tuned: no sweep is on record for these cells of fedswa/table2"),
+        (["fedswa/table2", "--tuned"], "tuned: no tuning is on record for these cells of fedswa/table2"),
     ],
 )
 def test_bad_input_is_one_clear_line(arguments, complaint):

@@ -52,7 +52,7 @@ def reproduce(
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds, instead of the paper's.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 3,
     tuned: Annotated[
-        bool, typer.Option("--tuned", help="With the settings that sweeps found, where there are some.")
+        bool, typer.Option("--tuned", help="With the settings that tuning found, where there are some.")
     ] = False,
     scale: Annotated[
         str, typer.Option(help="full, or small: a few clients and steps, to try it out.")

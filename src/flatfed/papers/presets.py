@@ -15,7 +15,7 @@ from flatfed.core.errors import FlatfedError, did_you_mean
 from flatfed.papers import schema
 from flatfed.papers.schema import Block, Paper, Values, merged, papers, tables
 
-SWEEP = "flatfed sweep"
+TUNED = "flatfed tune"
 # A config has one of each pair.
 OPPOSITES = {"participation": "participants", "local_epochs": "local_steps"}
 OPPOSITES |= {other: one for one, other in OPPOSITES.items()}
@@ -142,13 +142,13 @@ def _title(paper: Paper, block: Block) -> str:
 
 
 def with_tuning(name: str, cell: PaperCell) -> PaperCell:
-    """The cell with the settings that a sweep found for it; the cell itself if there was no sweep."""
+    """The cell with the settings that tuning found for it; the cell itself if it was not tuned."""
     paper, _, table = name.partition("/")
     for tuning in papers()[paper].tuned:
         applies = table in tuning.tables and cell.dataset == tuning.dataset and tuning.part in cell.title
         if applies and cell.method in tuning.best:
             config = _config(cell.config, tuning.best[cell.method])
-            return replace(cell, config=config, origin=f"{SWEEP}: {tuning.origin}")
+            return replace(cell, config=config, origin=f"{TUNED}: {tuning.origin}")
     return cell
 
 

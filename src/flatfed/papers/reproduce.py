@@ -14,7 +14,7 @@ from flatfed.core.errors import DivergedError, FlatfedError, did_you_mean
 from flatfed.core.sampling import batches, local_steps
 from flatfed.diagnostics.folder import diagnose
 from flatfed.engines.threads import available_cores, single_threaded
-from flatfed.papers.presets import SWEEP, PaperCell, cells, small, with_tuning
+from flatfed.papers.presets import TUNED, PaperCell, cells, small, with_tuning
 from flatfed.runs.compare import is_complete, run_folder
 from flatfed.runs.folder import RunFolder
 from flatfed.runs.statistics import Spread, best, first_round_reaching, last, total
@@ -49,8 +49,8 @@ def chosen_cells(
         raise FlatfedError(f"only = {only!r}: matches no part of {name}; there are: {titles}")
     if tuned:
         chosen = [with_tuning(name, cell) for cell in chosen]
-        if not any(cell.origin.startswith(SWEEP) for cell in chosen):
-            raise FlatfedError(f"tuned: no sweep is on record for these cells of {name}; leave --tuned out")
+        if not any(cell.origin.startswith(TUNED) for cell in chosen):
+            raise FlatfedError(f"tuned: no tuning is on record for these cells of {name}; leave --tuned out")
     if any(assignment.partition("=")[0].strip() == "training.lr" for assignment in assignments):
         chosen = [replace(cell, origin="--set") for cell in chosen]
     if scale == "small":

@@ -82,7 +82,7 @@ class PaperTable(Entry):
 
 
 class Tuning(Entry):
-    """The best settings that a sweep of ours found for some methods on one data set."""
+    """The best settings that tuning of ours found for some methods on one data set."""
 
     tables: list[str]
     dataset: str
