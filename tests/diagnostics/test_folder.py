@@ -18,13 +18,15 @@ from flatfed.diagnostics import DIAGNOSTICS, diagnose
 from flatfed.diagnostics.folder import plain
 from flatfed.diagnostics.registry import cheap_diagnostics
 from flatfed.report.read import read_run
+from flatfed.runs.train import run_config
 from flatfed.training.config import Config
 
 SMALL = {
     "data": {"dataset": "digits", "clients": 6},
     "model": {"name": "mlp", "hidden": [4]},
     "algorithm": {"name": "fedavg"},
-    "training": {"rounds": 2, "participants": 3, "local_steps": 2, "batch_size": 8, "workers": 1},
+    "training": {"rounds": 2, "participants": 3, "local_steps": 2, "batch_size": 8},
+    "execution": {"workers": 1},
 }
 QUICK = {"samples": 60, "clients": 3, "points": 3, "probes": 2, "steps": 3, "replacements": 1}
 
@@ -33,7 +35,7 @@ QUICK = {"samples": 60, "clients": 3, "points": 3, "probes": 2, "steps": 3, "rep
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "run"
     config = Config.checked(SMALL)
-    config.run(config.make_federation(), folder)
+    run_config(config, folder)
     return folder
 
 
@@ -52,14 +54,14 @@ def command(*arguments: object) -> tuple[int, str]:
 def test_every_diagnostic_writes_its_file_in_the_agreed_shape(folder, made):
     known = {key for name in DIAGNOSTICS for key in DIAGNOSTICS[name].options({})}
     options = {**{key: value for key, value in QUICK.items() if key in known}, "other": str(made)}
-    found = diagnose(folder, list(DIAGNOSTICS), options)
-    fingerprint = json.loads((folder / "checkpoint" / "manifest.json").read_text())["fingerprint"]
+    contents = diagnose(folder, list(DIAGNOSTICS), options)
+    identity = json.loads((folder / "checkpoint" / "manifest.json").read_text())["identity"]
     results = {}
     for name in DIAGNOSTICS:
         content = json.loads((folder / "diagnostics" / f"{name}.json").read_text())
-        assert content == found[name]
+        assert content == contents[name]
         assert (content["format"], content["name"], content["round"]) == (1, name, 2)
-        assert content["fingerprint"] == fingerprint and content["seconds"] >= 0
+        assert content["identity"] == identity and content["seconds"] >= 0
         assert content["options"] == DIAGNOSTICS[name].options(options)
         results[name] = content["result"]
     shapes = {
@@ -83,7 +85,7 @@ def test_every_diagnostic_writes_its_file_in_the_agreed_shape(folder, made):
     assert results["theory"]["bounds"]["stability"]["y"] == results["global_stability"]["bound"]
     per_client = json.loads((folder / "clients.json").read_text())
     assert results["clients"]["accuracy"] == pytest.approx(
-        [each["accuracy"] for each in per_client["clients"]]
+        [client["accuracy"] for client in per_client["clients"]]
     )
 
 
@@ -102,7 +104,7 @@ def test_a_result_is_kept_until_options_or_checkpoint_differ(folder):
     assert not marked()
     assert not marked(again=True)
     config = Config.checked({**SMALL, "training": {**SMALL["training"], "rounds": 3}})
-    config.run(config.make_federation(), folder)
+    run_config(config, folder)
     assert not marked()
     path.write_text("{")
     assert diagnose(folder, ["drift"])["drift"]["round"] == 3
@@ -140,7 +142,7 @@ def test_an_interrupted_run_is_examined_at_its_checkpoint(folder):
         (lambda folder: _server_file(folder).write_bytes(b"x"), "damaged"),
         (lambda folder: _server_file(folder).unlink(), "missing from the checkpoint"),
         (lambda folder: _set(folder / "checkpoint" / "manifest.json", format=0), "its format is 0"),
-        (lambda folder: _set(folder / "checkpoint" / "manifest.json", fingerprint="1"), "another version"),
+        (lambda folder: _set(folder / "checkpoint" / "manifest.json", identity="1"), "another version"),
         (lambda folder: _set(folder / "config.json", colour="red"), "colour: unknown"),
     ],
 )
@@ -166,7 +168,7 @@ def test_a_run_from_python_is_sent_to_the_python_functions(tmp_path):
     train(network(), federation(), ff.fedavg(), rounds=1, metrics={}, folder=folder)
     code, output = command(folder)
     assert code == 2
-    assert "flatfed.diagnostics.inspect(model, federation, run=run)" in output
+    assert "flatfed.diagnostics.inspect(task, run=run)" in output
     assert f"flatfed.diagnostics.diagnose({str(folder)!r}, subject=subject)" in output
 
 
@@ -177,19 +179,19 @@ def test_a_run_from_python_is_examined_into_its_folder(tmp_path):
         return train(network(), federation(), ff.fedavg(), rounds=rounds, folder=folder)
 
     run = trained(1)
-    with ff.diagnostics.inspect(network(), federation(), run=run) as subject:
+    with ff.diagnostics.inspect(ff.Task(network(), federation()), run=run) as subject:
         diagnose(str(folder), ["drift"], {"clients": 2}, subject=subject)
         direct = ff.diagnostics.drift(subject, clients=2)
     record = read_run(folder)
     assert record.diagnostics["drift"]["result"] == direct and record.notes == ()
     run = trained(2)
-    with ff.diagnostics.inspect(network(), federation(), run=run) as subject:
+    with ff.diagnostics.inspect(ff.Task(network(), federation()), run=run) as subject:
         assert diagnose(folder, ["drift"], subject=subject)["drift"]["round"] == 2
     # Neither another state nor another run gets into the folder.
     trained(3)
     for data in (federation(), federation(5)):
         with (
-            ff.diagnostics.inspect(network(), data, run=run) as subject,
+            ff.diagnostics.inspect(ff.Task(network(), data), run=run) as subject,
             pytest.raises(FlatfedError, match="another run or state"),
         ):
             diagnose(folder, ["drift"], subject=subject)
@@ -205,7 +207,7 @@ def made_run(folder: Path, **training: object) -> Path:
             "training": {**SMALL["training"], "participants": 1, **training},
         }
     )
-    config.run(config.make_federation(), folder)
+    run_config(config, folder)
     return folder
 
 
@@ -224,7 +226,7 @@ def test_a_diverged_run_is_examined_without_tracebacks(tmp_path):
         made_run(folder, lr=1e12, hidden=64)
     assert read_run(folder).state == "diverged"
     options = [f"{key}={value}" for key, value in QUICK.items()]
-    code, output = command(folder, "all", *(part for each in options for part in ("--set", each)))
+    code, output = command(folder, "all", *(word for option in options for word in ("--set", option)))
     assert code in {0, 2} and "Traceback" not in output
     assert {"sharpness", "surface", "drift"} <= {path.stem for path in (folder / "diagnostics").iterdir()}
     begun = tmp_path / "begun"
@@ -264,7 +266,7 @@ def test_bad_names_and_options_get_one_clear_line(folder, arguments, says):
 
 def test_lines_join_only_equal_models(folder, tmp_path):
     config = Config.checked({**SMALL, "model": {"name": "mlp", "hidden": [5]}})
-    config.run(config.make_federation(), tmp_path / "other")
+    run_config(config, tmp_path / "other")
     with pytest.raises(FlatfedError, match="only equal models can be joined"):
         diagnose(folder, ["line"], {"other": str(tmp_path / "other")})
 
@@ -304,7 +306,7 @@ def test_convolutions_and_normalisation_are_examined_client_by_client(tmp_path):
     small = ff.Federation.from_tensors(pictures, test=pictures[0])
     run = train(model, small, ff.fedsam(), rounds=2, local_steps=2, batch_size=8)
     assert run.path == "client"
-    with ff.diagnostics.inspect(model, small, run=run) as subject:
+    with ff.diagnostics.inspect(ff.Task(model, small), run=run) as subject:
         assert ff.diagnostics.hessian(subject, probes=2, steps=5)["global"]["eigenvalues"][0] > 0
         found = ff.diagnostics.plane(subject, points=3)
         assert ff.diagnostics.local_stability(subject)["discrepancy"][0] == 0

@@ -10,6 +10,7 @@ from problems import Point, Quadratics, federation, flat, mean_output, network
 from torch import nn
 from torch.func import functional_call
 
+import flatfed as ff
 from flatfed.diagnostics import hessian, inspect
 from flatfed.diagnostics.hessian import lanczos, spectrum, top_eigenvalues
 
@@ -37,7 +38,7 @@ def dense_hessian(inputs: torch.Tensor, targets: torch.Tensor) -> np.ndarray:
 
 def test_products_are_those_of_the_dense_hessian():
     data = federation()
-    with inspect(network(), data) as subject:
+    with inspect(ff.Task(network(), data)) as subject:
         samples = subject.data(2)
         matrix = dense_hessian(*samples)
         for seed in range(3):
@@ -50,7 +51,7 @@ def test_products_are_those_of_the_dense_hessian():
 
 def test_slices_add_up_to_the_whole(monkeypatch):
     monkeypatch.setattr("flatfed.diagnostics.subject.GRADIENT_SLICE", 5)
-    with inspect(network(), federation(unequal=True)) as subject:
+    with inspect(ff.Task(network(), federation(unequal=True))) as subject:
         pooled = subject.training_data(None)
         matrix = dense_hessian(*pooled)
         direction = torch.ones(len(matrix), dtype=torch.float64)
@@ -60,7 +61,7 @@ def test_slices_add_up_to_the_whole(monkeypatch):
 
 def test_global_and_client_spectra_are_those_of_dense_hessians():
     data = federation()
-    with inspect(network(), data) as subject:
+    with inspect(ff.Task(network(), data)) as subject:
         found = hessian(subject, clients=2, eigenvalues=4, probes=40, steps=2)
         cases = [(found["global"], dense_hessian(*subject.training_data(None)))]
         cases += [(each, dense_hessian(*subject.data(each["client"]))) for each in found["clients"]]
@@ -79,7 +80,8 @@ def test_a_quadratic_has_the_mean_of_its_clients_curvatures():
     problem = Quadratics.random(clients=4, size=90)
     true = torch.linalg.eigvalsh(problem.curvatures.mean(0)).flip(0)
     start = torch.full_like(problem.minima[0], 3.0)
-    with inspect(Point(start), problem.federation, loss=mean_output, batch_size=None) as subject:
+    task = ff.Task(Point(start), problem.federation, mean_output)
+    with inspect(task, training=ff.Training(rounds=1, batch_size=None)) as subject:
         found = hessian(subject, clients=1, eigenvalues=5, probes=3, steps=5)
     assert np.allclose(found["global"]["eigenvalues"], true[:5], rtol=1e-3)
     (client,) = found["clients"]
@@ -131,16 +133,15 @@ def test_the_density_has_area_one_and_its_mass_where_the_eigenvalues_are():
 def test_a_model_that_is_linear_in_its_loss_has_no_curvature():
     model = nn.Linear(3, 1).double()
     data = torch.ones(4, 3, dtype=torch.float64), torch.zeros(4)
-    from flatfed import Federation
-
-    with inspect(model, Federation.from_tensors([data]), loss=mean_output, local_steps=1) as subject:
+    task = ff.Task(model, ff.Federation.from_tensors([data]), mean_output)
+    with inspect(task, training=ff.Training(rounds=1, local_steps=1)) as subject:
         found = hessian(subject, probes=2, steps=1)
     assert found["global"]["eigenvalues"] == [0, 0, 0]
     assert found["global"]["trace"] == 0
 
 
 def test_clients_have_densities_if_asked_for():
-    with inspect(network(), federation()) as subject:
+    with inspect(ff.Task(network(), federation())) as subject:
         without = hessian(subject, clients=2, probes=2, steps=3)
         found = hessian(subject, clients=2, probes=2, steps=3, client_steps=20)
     assert [each["density"] for each in without["clients"]] == [None, None]

@@ -14,10 +14,11 @@ from problems import (
     federation,
     generic,
     gradient_of,
+    mean_output,
+    named,
     network,
     run,
     spied,
-    train,
 )
 from torch import Tensor
 
@@ -37,7 +38,7 @@ from flatfed.diagnostics import (
 )
 from flatfed.diagnostics.generalization import seen_clients
 from flatfed.diagnostics.global_stability import with_client_replaced
-from flatfed.training.loop import accuracy
+from flatfed.training.task import accuracy
 
 
 def local_models(algorithm: ff.Algorithm, path: str, **settings) -> tuple[dict, list[Tensor], Tensor]:
@@ -99,7 +100,7 @@ def test_the_drift_probe_is_what_the_next_round_records(path):
     shorter = run(generic("fedmoswa"), rounds=2, **settings)
     longer = run(generic("fedmoswa"), rounds=3, **settings)
     before = [shorter.clients.row(client).clone() for client in range(8)]
-    with inspect(network(), federation(), run=shorter) as subject:
+    with inspect(ff.Task(network(), federation()), run=shorter) as subject:
         found = drift(subject, clients=None)
         assert found == drift(subject, clients=None)
     assert all(torch.equal(shorter.clients.row(client), before[client]) for client in range(8))
@@ -114,7 +115,7 @@ def test_local_stability_of_quadratics_by_hand():
     problem = Quadratics.random(clients=3, size=2)
     result = problem.train(ff.fedavg(), rounds=1)
     rate, start = 0.2, result.server["model"]
-    with inspect(result.model, problem.federation, run=result, loss=lambda o, t: o.mean()) as subject:
+    with inspect(ff.Task(result.model, problem.federation, mean_output), run=result) as subject:
         found = local_stability(subject, clients=None)
     models = [start.clone() for _ in range(3)]
     assert found["steps"] == list(range(6))
@@ -128,9 +129,9 @@ def test_local_stability_of_quadratics_by_hand():
 def test_global_stability_is_the_distance_of_two_trainings(name):
     model, data = network(), federation()
     settings = {"participants": 3, "local_steps": 3, "batch_size": 5, "rounds": 4}
-    with inspect(model, data, generic(name), **settings) as subject:
+    with inspect(ff.Task(model, data), generic(name), ff.Training(**settings)) as subject:
         found = global_stability(subject, replacements=2, points=10)
-        first = cohort(subject.settings, 8, 0)
+        first = cohort(subject.training, 8, 0)
     assert found["rounds"] == [1, 2, 3, 4]
     options = {"weight_decay": 0, "lr_decay": 1.0, "lr": 0.1, "rounds": 4}
     base, naive = Recorder(), []
@@ -172,7 +173,7 @@ def test_a_replaced_client_has_the_others_data_and_nobody_else_changes():
 def test_sharpness_is_the_rise_along_the_gradient():
     data = federation()
     result = run(generic("fedsam"), data=data)
-    with inspect(network(), data, run=result) as subject:
+    with inspect(ff.Task(network(), data), run=result) as subject:
         found = sharpness(subject, samples=None, clients=2, radius=0.2)
         usual = sharpness(subject, samples=None, clients=1)["radius"]
         cases = [(found["global"], subject.training_data(None))]
@@ -202,7 +203,7 @@ def test_sharpness_is_the_rise_along_the_gradient():
 def test_perturbation_cosines(name, estimates):
     data = federation()
     result = run(generic(name), data=data, rounds=2, batch_size=None, local_steps=2)
-    with inspect(network(), data, run=result) as subject:
+    with inspect(ff.Task(network(), data), run=result) as subject:
         found = perturbation(subject, samples=None, clients=None)
         origin, pooled = subject.received["model"], subject.training_data(None)
         own = [gradient_of(network(), origin, *subject.data(client)) for client in range(8)]
@@ -211,7 +212,7 @@ def test_perturbation_cosines(name, estimates):
     # With full batches the local estimate is the client's own gradient.
     assert found["cosine"]["local"] == pytest.approx([float(unit(slope) @ truth) for slope in own])
     if name == "fednsam":
-        expected = float(unit(-result.server["momentum"]) @ truth)
+        expected = float(unit(-named(result.server)["momentum"]) @ truth)
         assert found["cosine"]["momentum"] == pytest.approx([expected] * 8)
         assert expected > 0
     if name == "fedlesam":
@@ -220,7 +221,7 @@ def test_perturbation_cosines(name, estimates):
             if client not in taken_part:
                 assert value is None
             else:
-                last = result.clients.read(client, origin)["last_model"]
+                last = named(result.clients.read(client, origin))["last_model"]
                 assert value == pytest.approx(float(unit(last - origin) @ truth))
 
 
@@ -230,13 +231,14 @@ def test_the_synthetic_estimate_mixes_the_gradient_on_synthetic_samples():
         local_weight=0.3, warm_rounds=2, samples_per_class=2, iterations=3, span=1, synthetic_batch=4
     )
     result = run(algorithm, data=data, rounds=5, batch_size=None, local_steps=2)
-    with inspect(network(), data, run=result) as subject:
+    with inspect(ff.Task(network(), data), run=result) as subject:
         found = perturbation(subject, samples=None, clients=2)["cosine"]
-        early = perturbation(replace(subject, server=subject.server | {"synthetic_ready": torch.zeros(1)}))
+        not_ready = {"trajectory_matching.synthetic_ready": torch.zeros(1)}
+        early = perturbation(replace(subject, server=subject.server | not_ready))
         members, origin, pooled = subject.some_clients(2), subject.model, subject.training_data(None)
         own = [gradient_of(network(), origin, *subject.data(client)) for client in members]
-        inputs = subject.server["synthetic_inputs"].view(6, 4)[:4]
-        labels = subject.server["synthetic_labels"].long()[:4]
+        inputs = subject.server["trajectory_matching.synthetic_inputs"].view(6, 4)[:4]
+        labels = subject.server["trajectory_matching.synthetic_labels"].long()[:4]
     truth = unit(gradient_of(network(), origin, *pooled))
     there = gradient_of(network(), origin, inputs, labels)
     expected = [float(unit(0.3 * slope + 0.7 * there) @ truth) for slope in own]
@@ -261,7 +263,7 @@ def test_generalization_tells_seen_from_unseen_clients():
     result = run(ff.fedavg(), data=data, rounds=2, participants=2, recorder=recorder)
     seen = sorted({client for members in recorder.cohorts for client in members})
     unseen = sorted(set(range(8)) - set(seen))
-    with inspect(network(), data, run=result, metrics={"accuracy": accuracy}) as subject:
+    with inspect(ff.Task(network(), data, metrics={"accuracy": accuracy}), run=result) as subject:
         assert seen_clients(subject) == seen
         found = generalization(subject)
         model = subject.model
@@ -279,7 +281,7 @@ def test_generalization_tells_seen_from_unseen_clients():
 def test_without_unseen_clients_there_is_no_gap_to_them():
     data = labelled()
     result = run(ff.fedavg(), data=data, rounds=1, participants=8)
-    with inspect(network(), data, run=result, metrics={"accuracy": accuracy}) as subject:
+    with inspect(ff.Task(network(), data, metrics={"accuracy": accuracy}), run=result) as subject:
         found = generalization(subject)
     assert found["unseen_clients"] is None
     assert set(found["gap"]) == {"loss", "accuracy"}
@@ -287,7 +289,7 @@ def test_without_unseen_clients_there_is_no_gap_to_them():
 
 def test_per_client_accuracy_and_its_floor():
     data = federation(unequal=True)
-    with inspect(network(), data) as subject:
+    with inspect(ff.Task(network(), data)) as subject:
         found = per_client(subject)
         naive = [accuracy_of(subject.model, *subject.data(client)) for client in range(8)]
     assert found["accuracy"] == pytest.approx(naive)
@@ -301,7 +303,7 @@ def test_per_client_accuracy_and_its_floor():
 
 
 def test_samples_are_drawn_without_repetition_and_always_the_same():
-    with inspect(network(), federation(unequal=True)) as subject:
+    with inspect(ff.Task(network(), federation(unequal=True))) as subject:
         whole, some = subject.training_data(None), subject.training_data(20)
         assert torch.equal(some[0], subject.training_data(20)[0])
         rows = [int((whole[0] == row).all(1).nonzero()) for row in some[0]]
@@ -313,26 +315,35 @@ def test_a_run_brings_its_own_algorithm():
     result = run(ff.fedavg(), rounds=1)
     with (
         pytest.raises(ff.FlatfedError, match="run: it has its own"),
-        inspect(network(), federation(), ff.fedavg(), run=result),
+        inspect(ff.Task(network(), federation()), ff.fedavg(), run=result),
     ):
         pass
 
 
-def test_a_run_brings_its_own_loss_and_metrics():
+def test_a_run_is_measured_with_the_loss_and_metrics_of_its_task():
     data = [torch.randn(8, 3, generator=torch.Generator().manual_seed(number)) for number in range(3)]
     numbers = ff.Federation.from_tensors([(inputs, inputs.sum(1, keepdim=True)) for inputs in data])
     model = torch.nn.Linear(3, 1)
     error = torch.nn.functional.l1_loss
-    result = train(
-        model, numbers, ff.fedavg(), rounds=1, loss=torch.nn.functional.mse_loss, metrics={"error": error}
-    )
+    task = ff.Task(model, numbers, torch.nn.functional.mse_loss, {"error": error})
+    result = ff.train(task, ff.fedavg(), ff.Training(rounds=1))
     everything = torch.cat(data)
     outputs, targets = result.model(everything), everything.sum(1, keepdim=True)
-    with inspect(model, numbers, run=result) as subject:
+    with inspect(task, run=result) as subject:
         found = subject.evaluate(subject.model, subject.training_data(None))
     assert found == pytest.approx(
         {"loss": float((outputs - targets).square().mean()), "error": float((outputs - targets).abs().mean())}
     )
-    with inspect(model, numbers, run=result, loss=error) as subject:
+    with inspect(ff.Task(model, numbers, error), run=result) as subject:
         other = subject.evaluate(subject.model, subject.training_data(None))
     assert other == pytest.approx({"loss": found["error"]})
+
+
+def test_a_run_with_a_loss_of_its_own_is_not_silently_measured_with_cross_entropy():
+    result = Quadratics.random(clients=3, size=2).train(ff.fedavg(), rounds=1)
+    task = ff.Task(network(), federation())
+    with (
+        pytest.warns(ff.FlatfedWarning, match="the run was trained with another"),
+        inspect(task, run=result),
+    ):
+        pass

@@ -17,13 +17,15 @@ from flatfed.diagnostics.figures import chart, line, method_table, significant
 from flatfed.diagnostics.registry import cheap_diagnostics
 from flatfed.diagnostics.subject import Subject, Tick, silent
 from flatfed.report import write_report
+from flatfed.runs.train import run_config
 from flatfed.training.config import Config
 
 SMALL = {
     "data": {"dataset": "digits", "clients": 4},
     "model": {"name": "mlp", "hidden": [4]},
     "algorithm": {"name": "fedavg"},
-    "training": {"rounds": 1, "participants": 2, "local_steps": 1, "batch_size": 8, "workers": 1},
+    "training": {"rounds": 1, "participants": 2, "local_steps": 1, "batch_size": 8},
+    "execution": {"workers": 1},
 }
 
 
@@ -59,7 +61,7 @@ def weight_norm():
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     config = Config.checked(SMALL)
-    config.run(config.make_federation(), tmp_path / "run")
+    run_config(config, tmp_path / "run")
     return tmp_path / "run"
 
 

@@ -62,7 +62,7 @@ def test_every_filter_is_as_long_as_the_models_and_short_tensors_do_not_move():
 def test_the_surface_is_the_loss_at_the_points_it_names():
     data = with_test(federation())
     model = network()
-    with inspect(model, data) as subject:
+    with inspect(ff.Task(model, data)) as subject:
         found = surface(subject, points=5, extent=0.5, seed=7, samples=None)
     assert found["a"] == found["b"] == pytest.approx([-0.5, -0.25, 0, 0.25, 0.5])
     layout, centre = Layout(model), flat(model)
@@ -77,7 +77,7 @@ def test_the_surface_is_the_loss_at_the_points_it_names():
 
 
 def test_a_one_dimensional_surface_is_the_middle_of_the_other():
-    with inspect(network(), with_test(federation())) as subject:
+    with inspect(ff.Task(network(), with_test(federation()))) as subject:
         whole = surface(subject, points=3)
         cut = surface(subject, points=3, dimensions=1)
     assert cut["b"] == [0.0]
@@ -91,7 +91,7 @@ def test_evaluation_uses_running_statistics_and_leaves_them_alone():
         model[1].running_var.fill_(2.0)
     data = federation()
     reference = copy.deepcopy(model).eval()
-    with inspect(model, data) as subject:
+    with inspect(ff.Task(model, data)) as subject:
         samples = subject.training_data(None)
         found = surface(subject, points=3, samples=None)["train"][1][1]
         slope = subject.gradient(subject.model, samples)
@@ -111,7 +111,7 @@ def test_a_straight_line_takes_the_running_statistics_along():
         return made
 
     start, end, data = make(1), make(2), with_test(federation())
-    with inspect(start, data) as subject:
+    with inspect(ff.Task(start, data)) as subject:
         found = between(subject, flat(end), dict(end.named_buffers()), [0.0, 0.25, 1.0])
     middle = make(1)
     for own, there in zip(
@@ -132,7 +132,7 @@ def test_a_straight_line_takes_the_running_statistics_along():
 def test_two_clients_and_the_global_model_lie_in_the_plane():
     data = with_test(federation(2))
     result = run(ff.fedavg(), data=data, participants=2)
-    with inspect(network(), data, run=result) as subject:
+    with inspect(ff.Task(network(), data), run=result) as subject:
         found = plane(subject, clients=2, points=4, samples=None)
         models: dict[int, Tensor] = {}
         subject.local_models(
@@ -162,7 +162,7 @@ def test_a_plane_needs_two_directions():
 
 
 def test_plane_losses_have_the_first_axis_first():
-    with inspect(network(), federation()) as subject:
+    with inspect(ff.Task(network(), federation())) as subject:
         size = len(subject.model)
         first, second = torch.eye(size, dtype=torch.float64)[:2]
         samples = subject.training_data(None)

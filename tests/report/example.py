@@ -24,8 +24,8 @@ def config(name: str, seed: int, rounds: int, **options: Any) -> dict[str, Any]:
             "lr": 0.1,
             "seed": seed,
             "batch_size": 10,
-            "workers": 2,
         },
+        "execution": {"workers": 2},
     }
 
 
@@ -181,7 +181,7 @@ def results(width: float, seed: int) -> dict[str, dict[str, Any]]:
 def write_diagnostics(folder: Path, width: float = 1.0, seed: int = 0) -> None:
     (folder / "diagnostics").mkdir()
     for name, result in results(width, seed).items():
-        content = {"format": 1, "name": name, "round": 12, "fingerprint": "", "options": {}, "seconds": 0.1}
+        content = {"format": 1, "name": name, "round": 12, "identity": "", "options": {}, "seconds": 0.1}
         (folder / "diagnostics" / f"{name}.json").write_text(json.dumps({**content, "result": result}))
 
 

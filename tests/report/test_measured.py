@@ -13,6 +13,7 @@ from flatfed.report import write_report
 from flatfed.report.group import Comparison, comparisons
 from flatfed.report.read import read_run
 from flatfed.report.sections import diagnosed
+from flatfed.runs.train import run_config
 from flatfed.training.config import Config
 
 QUICK = {"samples": 60, "clients": 3, "points": 4, "probes": 2, "steps": 3, "replacements": 1}
@@ -25,11 +26,12 @@ def made(folder: Path, name: str, hidden: int = 4, **training: object) -> Path:
             "model": {"name": "mlp", "hidden": [hidden]},
             "algorithm": {"name": name},
             "training": {
-                "rounds": 3, "participants": 3, "local_steps": 2, "batch_size": 8, "workers": 1, **training,
+                "rounds": 3, "participants": 3, "local_steps": 2, "batch_size": 8, **training,
             },
+            "execution": {"workers": 1},
         }
     )  # fmt: skip
-    config.run(config.make_federation(), folder)
+    run_config(config, folder)
     return folder
 
 
@@ -51,7 +53,7 @@ def test_everything_measured_is_shown_and_nothing_is_misunderstood(tmp_path):
             MethodResults(method.number, method.label, method.measured(name)) for method in comparison.methods
         ]
         assert any(not item.is_empty for item in DIAGNOSTICS[name].show({name: results})), name
-    content = {each.name: each for section in found for each in section.content}
+    content = {item.name: item for section in found for item in section.content}
     assert [trace["name"] for trace in content["theory-0"].traces] == [
         "fedavg: bound",
         "fedswa: bound",

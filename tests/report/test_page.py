@@ -213,7 +213,7 @@ def test_the_legend_hides_a_method_in_every_figure(browser, report):
 
     before = shown()
 
-    def on_samples() -> list[bool]:
+    def in_view() -> list[bool]:
         """Whether its surface and its rows of tables can be seen."""
         return browser.execute_script(
             """const rows = [...document.querySelectorAll("tbody tr")];
@@ -224,12 +224,12 @@ def test_the_legend_hides_a_method_in_every_figure(browser, report):
         )
 
     name = browser.execute_script("return document.querySelectorAll('.legend button')[1].textContent.trim()")
-    assert len(elsewhere()) > 5 and all(elsewhere())
+    assert len(in_view()) > 5 and all(in_view())
     browser.execute_script("document.querySelectorAll('.legend button')[1].click()")
     assert name in before and name not in shown()
-    assert not any(elsewhere())
+    assert not any(in_view())
     browser.execute_script("document.querySelectorAll('.legend button')[1].click()")
-    assert shown() == before and all(elsewhere())
+    assert shown() == before and all(in_view())
 
 
 def test_dark_mode_follows_the_system_and_the_button(browser, report, tmp_path):

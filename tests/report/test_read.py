@@ -174,7 +174,7 @@ def test_seeds_are_one_method_and_options_tell_methods_apart(tmp_path):
 def test_workers_and_checkpoints_do_not_make_another_method(tmp_path):
     one, other = write_run(tmp_path / "one"), write_run(tmp_path / "other", seed=1)
     values = json.loads((other / "config.json").read_text())
-    values["training"] |= {"workers": 7, "checkpoint_every": 3}
+    values["execution"] |= {"workers": 7, "checkpoint_every": 3}
     (other / "config.json").write_text(json.dumps(values))
     assert len(methods_of(one, other).methods) == 1
 
@@ -430,7 +430,8 @@ def test_a_diverged_run_is_called_so(tmp_path):
 
 def test_the_config_file_gives_the_same_config(tmp_path):
     values = config("fedsam", 3, 12, radius=0.25)
-    values["training"] |= {"batch_size": None, "clip": None, "device": 'c"p\\u\n'}
+    values["training"] |= {"batch_size": None, "clip": None}
+    values["execution"] |= {"device": 'c"p\\u\n'}
     values["data"]["options"] = {}
     path = tmp_path / "config.toml"
     path.write_text(config_file(values))

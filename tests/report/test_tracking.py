@@ -85,7 +85,7 @@ def test_a_missing_package_is_said_in_one_line(tmp_path, monkeypatch):
 
 def test_run_and_resume_write_curves_under_the_run_folders_name(tmp_path):
     folder, tracked = tmp_path / "mine", tmp_path / "curves"
-    short = ["--set", "training.rounds=2", "--set", "training.workers=1", "--folder", str(folder)]
+    short = ["--set", "training.rounds=2", "--set", "execution.workers=1", "--folder", str(folder)]
     assert (
         CliRunner().invoke(cli.app, ["run", str(EXAMPLE), *short, "--tensorboard", str(tracked)]).exit_code
         == 0

@@ -1,6 +1,6 @@
 """Looking into a model and its training: flatness, curvature, drift, stability, generalization.
 
-    with ff.diagnostics.inspect(model, federation, run=run) as subject:
+    with ff.diagnostics.inspect(task, run=run) as subject:
         ff.diagnostics.hessian(subject)["global"]["eigenvalues"]
 
 Every diagnostic is a function of a subject that returns plain data, the "result" of the files that

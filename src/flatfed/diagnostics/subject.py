@@ -6,6 +6,7 @@ augmentation, no weight decay.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from torch import Tensor
 from flatfed.core import random
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.context import Carry, ClientContext, Finish
-from flatfed.core.errors import FlatfedError
+from flatfed.core.errors import FlatfedError, FlatfedWarning
 from flatfed.core.flat import Layout
 from flatfed.core.part import Correction, Part
 from flatfed.core.rounds import Broadcast, broadcast
@@ -37,7 +38,7 @@ from flatfed.runs.train import Run, train
 from flatfed.training.config import Config
 from flatfed.training.loop import Callback, TrainingState
 from flatfed.training.start import start_engine
-from flatfed.training.task import Task
+from flatfed.training.task import Task, is_cross_entropy
 
 GRADIENT_SLICE = 512
 
@@ -54,7 +55,8 @@ class Subject:
     """Everything that a diagnostic may look at; diagnostics leave it unchanged."""
 
     task: Task
-    """Its model has the first weights, for diagnostics that train again."""
+    """Its model has the first weights, for diagnostics that train again; its data are on the device."""
+    execution: Execution
     engine: Engine
     server: State
     buffers: State
@@ -200,7 +202,8 @@ class Subject:
     def train_again(self, federation: Federation, rounds: int, callback: Callback) -> None:
         """Repeats the training from the first weights, on this federation or another."""
         training = self.training.replaced(rounds=rounds, evaluate_every=rounds)
-        train(replace(self.task, federation=federation), self.algorithm, training, callbacks=[callback])
+        task = replace(self.task, federation=federation)
+        train(task, self.algorithm, training, self.execution, callbacks=[callback])
 
     def local_models(
         self, clients: Sequence[int], visit: Callable[[list[int], int, Tensor], None], tick: Tick = silent
@@ -256,26 +259,34 @@ def inspect(
     task: Task,
     algorithm: Algorithm | None = None,
     training: Training | None = None,
+    execution: Execution = Execution(),  # noqa: B008 (frozen)
     *,
     run: Run | None = None,
 ) -> Iterator[Subject]:
     """A task's model as it is, or as a `run` of it left it.
 
     Without a run, `algorithm` (plain averaging unless given) and `training` say how clients would train from
-    here; with one, they are the run's.
+    here; with one, they are the run's. Losses and metrics are the task's.
     """
     if run is not None and (algorithm is not None or training is not None):
         raise FlatfedError("run: it has its own algorithm and settings; give either it or them")
     if run is not None:
         algorithm, training = run.algorithm, run.training
-    engine = start_engine(task, algorithm or Algorithm(), training or Training(rounds=1), Execution())
+        if is_cross_entropy(task.loss) and not is_cross_entropy(run.loss):
+            warnings.warn(
+                "the task's loss is cross-entropy, and the run was trained with another; give the task that "
+                "was trained to measure with that",
+                FlatfedWarning,
+                stacklevel=3,
+            )
+    engine = start_engine(task, algorithm or Algorithm(), training or Training(rounds=1), execution)
     try:
         state, clients = TrainingState.initial(engine.plan, task.model), engine.clients
         if run is not None:
             buffers = dict(run.model.named_buffers())
             state = TrainingState(run.server, buffers, len(run.history))
             clients = run.clients
-        yield _subject(task, engine, state, clients)
+        yield _subject(task, execution, engine, state, clients)
     finally:
         engine.close()
 
@@ -293,8 +304,8 @@ def inspect_folder(folder: Path) -> Iterator[Subject]:
         )
     checkpoint = existing.last_checkpoint()
     config = Config.checked(values)
-    task = config.make_task()
-    engine = start_engine(task, config.make_algorithm(), config.training, config.execution)
+    task, execution = config.make_task(), config.execution.replaced(engine="local", ray_address=None)
+    engine = start_engine(task, config.make_algorithm(), config.training, execution)
     try:
         if run_identity(task, engine.plan).digest != checkpoint.identity:
             raise FlatfedError(
@@ -303,15 +314,18 @@ def inspect_folder(folder: Path) -> Iterator[Subject]:
             )
         existing.load_clients(engine.clients)
         state = TrainingState(checkpoint.server, checkpoint.buffers, checkpoint.round)
-        yield _subject(task, engine, state, engine.clients)
+        yield _subject(task, execution, engine, state, engine.clients)
     finally:
         engine.close()
 
 
-def _subject(task: Task, engine: Engine, state: TrainingState, clients: ClientStore) -> Subject:
+def _subject(
+    task: Task, execution: Execution, engine: Engine, state: TrainingState, clients: ClientStore
+) -> Subject:
     plan = engine.plan
     return Subject(
-        task=task,
+        task=replace(task, federation=task.federation.to(plan.device)),
+        execution=execution,
         engine=engine,
         server={key: value.to(plan.device) for key, value in state.server.items()},
         buffers={name: value.to(plan.device) for name, value in state.buffers.items()},

@@ -15,8 +15,8 @@ constant steps and α = 1 that is 2 G Θ (1 − (1 − Γ)^T)/μ after T rounds,
 these are properties of the algorithm's parts (`Part.step_bound`), so that compositions without a name have a
 bound, too. G is
 
-    1             FedAvg, FedProx, FedSAM, FedASAM, FedLESAM, FedSWA; and FedCM, MoFedSAM, MimeLite, whose
-                  steps are means of bounded vectors
+    1             FedAvg, FedProx, FedSAM, FedASAM, FedLESAM, FedSynSAM, FedSWA; and FedCM, MoFedSAM,
+                  MimeLite, whose steps are means of bounded vectors
     1 + β         FedSAGD under its paper's own assumption ‖v‖ ≤ Θ; from its rule alone v may reach Θ/(1 − β)
     1/(1 − β)     FedAvgM, FedANAG, FedLNAG, FedACG, FedNSAM: a geometric sum of past steps
     1/τ           FedAdam
