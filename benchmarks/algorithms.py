@@ -53,7 +53,14 @@ class Turns:
 
 def measure(task_name: str, name: str, rounds: int) -> tuple[float, float]:
     """The median ratio of a round to FedAvg's before it, and gradient evaluations per local step."""
-    task, turns = TASKS[task_name], Turns()
+    work, turns = TASKS[task_name], Turns()
+    training = ff.Training(
+        rounds=rounds + WARM_UP,
+        participants=PARTICIPANTS,
+        local_steps=work.steps,
+        batch_size=work.batch,
+        lr=RATE / 10,
+    )
 
     def train(number: int, algorithm: ff.Algorithm) -> tuple[list[float], float]:
         seconds: list[float] = []
@@ -67,25 +74,15 @@ def measure(task_name: str, name: str, rounds: int) -> tuple[float, float]:
                 turns.wait(number)
             began = time.perf_counter()
 
-        federation = ff.Federation.from_tensors([task.client(client) for client in range(CLIENTS)])
+        federation = ff.Federation.from_tensors([work.client(client) for client in range(CLIENTS)])
         turns.wait(number)
         began = time.perf_counter()
         try:
-            run = ff.train(
-                task.model(),
-                federation,
-                algorithm,
-                rounds=rounds + WARM_UP,
-                participants=PARTICIPANTS,
-                local_steps=task.steps,
-                batch_size=task.batch,
-                lr=RATE / 10,
-                callbacks=[tick],
-            )
+            run = ff.train(ff.Task(work.model(), federation), algorithm, training, callbacks=[tick])
         finally:
             # Nobody waits for one that has ended, however it did.
             turns.done(number, rounds + WARM_UP)
-        return seconds[WARM_UP:], run.history[-1]["gradient_evaluations"] / (PARTICIPANTS * task.steps)
+        return seconds[WARM_UP:], run.history[-1]["gradient_evaluations"] / (PARTICIPANTS * work.steps)
 
     with ThreadPoolExecutor(2) as pool:
         plain = pool.submit(train, 0, ff.fedavg())
@@ -104,19 +101,19 @@ def main() -> None:
     if unknown := set(options.names) - set(ff.ALGORITHMS):
         parser.error(f"unknown algorithms: {', '.join(sorted(unknown))}")
     names = [name for name in options.names or ff.ALGORITHMS if name not in OWN_WORK]
-    found: dict[tuple[str, str], tuple[float, float]] = {}
+    measured: dict[tuple[str, str], tuple[float, float]] = {}
     cells = list(itertools.product(options.tasks, names))
     for task, name in track(cells, "algorithms in turn", console=Console(stderr=True)):
-        found[task, name] = measure(task, name, options.rounds)
+        measured[task, name] = measure(task, name, options.rounds)
     table = Table(title="a round / (gradient evaluations × FedAvg's round)", title_justify="left")
     for header in ("algorithm", "evaluations a step", *options.tasks):
         table.add_column(header, justify="left" if header == "algorithm" else "right")
     for name in names:
         ratios = [
             f"{ratio / evaluations:.2f}"
-            for ratio, evaluations in (found[task, name] for task in options.tasks)
+            for ratio, evaluations in (measured[task, name] for task in options.tasks)
         ]
-        table.add_row(name, f"{found[options.tasks[0], name][1]:g}", *ratios)
+        table.add_row(name, f"{measured[options.tasks[0], name][1]:g}", *ratios)
     Console().print(table)
 
 

@@ -55,7 +55,7 @@ def timed(work: Callable[[], Result]) -> tuple[Times, Result]:
 
 
 def best(times: Sequence[Times]) -> Times:
-    return Times(min(each.processor for each in times), min(each.clock for each in times))
+    return Times(min(one.processor for one in times), min(one.clock for one in times))
 
 
 def measure(compress: Compressor, vector: Tensor, repeats: int) -> tuple[Times, Times, int]:

@@ -27,13 +27,13 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from deployment import SITES, Federation, deployed
 from fake_grid import FakeGrid
+from federation_of_sites import SITES, Federation, deployed
 from work import CLIENTS, PARTICIPANTS, RATE, TASKS, WARM_UP, Stopwatch
 from work import Task as Work
 
 import flatfed as ff
-from flatfed.deployment import FederationSettings, Task, client_app
+from flatfed.deployment import FederationSettings, FederationSpec, client_app
 from flatfed.deployment.server import serve
 
 MODELS = {
@@ -60,37 +60,42 @@ test = None
 """
 
 
-def training(task: Work, rounds: int, **more: Any) -> dict[str, Any]:
-    common = {"local_steps": task.steps, "batch_size": task.batch, "lr": RATE, "path": "client"}
-    return {"rounds": rounds + WARM_UP, "participants": PARTICIPANTS, **common, **more}
+def training(work: Work, rounds: int, participants: int = PARTICIPANTS) -> ff.Training:
+    return ff.Training(
+        rounds=rounds + WARM_UP,
+        participants=participants,
+        local_steps=work.steps,
+        batch_size=work.batch,
+        lr=RATE,
+        path="client",
+    )
 
 
-def on(engine: str, task: Work, rounds: int, **more: Any) -> list[float]:
+def on(execution: ff.Execution, work: Work, rounds: int, participants: int = PARTICIPANTS) -> list[float]:
     """Seconds of the rounds on the local engine or on Ray."""
     watch = Stopwatch()
-    federation = ff.Federation.from_tensors([task.client(number) for number in range(CLIENTS)])
+    federation = ff.Federation.from_tensors([work.client(number) for number in range(CLIENTS)])
     ff.train(
-        task.model(),
-        federation,
+        ff.Task(work.model(), federation),
         ff.fedavg(),
-        engine=engine,
+        training(work, rounds, participants),
+        execution,
         callbacks=[lambda progress: watch.tick()],
-        **training(task, rounds, **more),
     )
     return watch.seconds
 
 
-def in_process(task: Work, rounds: int) -> list[float]:
+def in_process(work: Work, rounds: int) -> list[float]:
     """Seconds of the rounds through the real ServerApp and ClientApp, without processes and network."""
     watch = Stopwatch()
 
     def load(context: Any) -> Any:
-        return task.client(int(context.node_config["name"]))
+        return work.client(int(context.node_config["name"]))
 
-    app_task = Task(
-        task.model,
+    spec = FederationSpec(
+        work.model,
         ff.fedavg(),
-        ff.Settings(**training(task, rounds)),
+        training(work, rounds),
         FederationSettings(clients=[str(number) for number in range(CLIENTS)]),
         metrics={},
     )
@@ -99,42 +104,43 @@ def in_process(task: Work, rounds: int) -> list[float]:
             str(number): {"name": str(number), "state": f"{folder}/site-{number}"}
             for number in range(CLIENTS)
         }
-        grid = FakeGrid(client_app(app_task, load), nodes)
-        serve(app_task, grid, Path(folder) / "run", None, [lambda progress: watch.tick()])
+        grid = FakeGrid(client_app(spec, load), nodes)
+        serve(spec, grid, Path(folder) / "run", None, [lambda progress: watch.tick()])
     return watch.seconds
 
 
-def in_deployment(federation: Federation, name: str, task: Work, rounds: int) -> list[float]:
+def in_deployment(federation: Federation, name: str, work: Work, rounds: int) -> list[float]:
     """Seconds between the rounds of a real run, whose first ones load everything."""
     model, shape = MODELS[name]
-    settings = training(task, rounds)
-    del settings["participants"], settings["path"]
-    settings["evaluate_every"] = settings["rounds"]
-    table = "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
+    # Every site takes part, and only the final model is evaluated.
+    chosen = training(work, rounds).model_dump(include={"rounds", "local_steps", "batch_size", "lr"})
+    chosen["evaluate_every"] = chosen["rounds"]
+    table = "".join(f"{key} = {json.dumps(value)}\n" for key, value in chosen.items())
     app = federation.folder / "my-federation" / "my_federation"
     (app / "federation.toml").write_text(
         f"[model]\n{model}\n[algorithm]\nname = 'fedavg'\n[training]\n{table}"
         f"[federation]\nclients = {len(SITES)}\nminimum_clients = {len(SITES)}\nclasses = 10\n"
         f"input_shape = {shape}\n"
     )
-    (app / "data.py").write_text(DATA.format(batch=task.batch, shape=shape))
+    (app / "data.py").write_text(DATA.format(batch=work.batch, shape=shape))
     lines = federation.finished(federation.run(name))
     return [line["seconds"] for line in lines][WARM_UP:]
 
 
 def measure(tasks: list[str], rounds: int, repeats: int) -> dict[tuple[str, str], list[float]]:
-    found: dict[tuple[str, str], list[float]] = {}
+    seconds: dict[tuple[str, str], list[float]] = {}
+    here, one_worker, ray = ff.Execution(), ff.Execution(workers=1), ff.Execution(engine="ray")
     ways: dict[str, Callable[[Work], list[float]]] = {
-        "local": lambda task: on("local", task, rounds),
-        "Ray": lambda task: on("ray", task, rounds),
-        "local, one worker": lambda task: on("local", task, rounds, workers=1),
-        "Flower, one process": lambda task: in_process(task, rounds),
-        "local, four clients": lambda task: on("local", task, rounds, participants=len(SITES)),
+        "local": lambda work: on(here, work, rounds),
+        "Ray": lambda work: on(ray, work, rounds),
+        "local, one worker": lambda work: on(one_worker, work, rounds),
+        "Flower, one process": lambda work: in_process(work, rounds),
+        "local, four clients": lambda work: on(here, work, rounds, len(SITES)),
     }
     turns = list(itertools.product(range(repeats), tasks, ways))
     for _, name, way in track(turns, "engines in turn", console=Console(stderr=True)):
-        found.setdefault((name, way), []).extend(ways[way](TASKS[name]))
-    return found
+        seconds.setdefault((name, way), []).extend(ways[way](TASKS[name]))
+    return seconds
 
 
 def main() -> None:
@@ -146,25 +152,25 @@ def main() -> None:
     parser.add_argument("--no-deployment", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    found = measure(options.tasks, options.rounds, options.repeats)
-    show(options.tasks, found)
+    seconds = measure(options.tasks, options.rounds, options.repeats)
+    show(options.tasks, seconds)
     if options.no_deployment:
         return
     with tempfile.TemporaryDirectory() as folder, deployed(Path(folder)) as federation:
         for name in track(options.tasks, "deployment", console=Console(stderr=True)):
-            seconds = in_deployment(federation, name, TASKS[name], options.deployed_rounds)
+            rounds = in_deployment(federation, name, TASKS[name], options.deployed_rounds)
             # The last round also evaluates.
-            found[name, "Flower, deployed"] = seconds[:-1]
-    show(options.tasks, found)
+            seconds[name, "Flower, deployed"] = rounds[:-1]
+    show(options.tasks, seconds)
 
 
-def show(tasks: list[str], found: dict[tuple[str, str], list[float]]) -> None:
+def show(tasks: list[str], seconds: dict[tuple[str, str], list[float]]) -> None:
     table = Table(title="median ms a round", title_justify="left")
     for header in ("", "engine", "its round", "beside", "its round", "more", "ratio"):
         table.add_column(header, justify="right" if header in {"its round", "more", "ratio"} else "left")
     for name, (engine, beside) in itertools.product(tasks, BESIDE.items()):
-        if (name, engine) in found:
-            ours, theirs = (1000 * statistics.median(found[name, each]) for each in (engine, beside))
+        if (name, engine) in seconds:
+            ours, theirs = (1000 * statistics.median(seconds[name, way]) for way in (engine, beside))
             more, ratio = f"{ours - theirs:+.1f}", f"{ours / theirs:.2f}"
             table.add_row(name, engine, f"{ours:.1f}", beside, f"{theirs:.1f}", more, ratio)
     Console().print(table)

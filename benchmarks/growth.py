@@ -80,14 +80,15 @@ def measure(case: Case, rounds: int) -> dict[str, float]:
     ends = [time.perf_counter()]
     model = make_model(case.model)
     ff.train(
-        model,
-        ff.Federation.from_function(case.population, load),
+        ff.Task(model, ff.Federation.from_function(case.population, load)),
         ff.build(case.algorithm),
-        rounds=rounds + WARM_UP,
-        participants=case.participants,
-        local_steps=STEPS,
-        batch_size=BATCH,
-        lr=0.01,
+        ff.Training(
+            rounds=rounds + WARM_UP,
+            participants=case.participants,
+            local_steps=STEPS,
+            batch_size=BATCH,
+            lr=0.01,
+        ),
         callbacks=[lambda progress: ends.append(time.perf_counter())],
     )
     seconds = [after - before for before, after in itertools.pairwise(ends)][WARM_UP:]
@@ -147,7 +148,7 @@ class Panel:
         return [f"<polyline points='{joined}' fill='none' stroke='{colour}' stroke-width='2'/>", *dots]
 
 
-def picture(found: dict[str, Points]) -> str:
+def picture(measured: dict[str, Points]) -> str:
     """Time above, memory below, a column for each thing that grows."""
     parts = [
         "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 1000 490' "
@@ -159,9 +160,9 @@ def picture(found: dict[str, Points]) -> str:
         parts.append(f"<rect x='{x}' y='8' width='18' height='4' fill='{colour}'/>")
         parts.append(f"<text x='{x + 24}' y='14'>{algorithm}</text>")
     for row, (field, unit) in enumerate((("seconds", "seconds a round"), ("megabytes", "peak megabytes"))):
-        values = [log10(result[field]) for points in found.values() for _, _, result in points]
+        values = [log10(result[field]) for points in measured.values() for _, _, result in points]
         up = floor(min(values)), ceil(max(values))
-        for column, (what, points) in enumerate(found.items()):
+        for column, (what, points) in enumerate(measured.items()):
             marks = sorted({x for x, _, _ in points})
             panel = Panel(70 + 320 * column, 50 + 225 * row, (log10(marks[0]), log10(marks[-1])), up)
             parts += panel.frame(f"{unit} against {what}", marks)
@@ -203,14 +204,14 @@ def main() -> None:
         for x, change in steps
         for algorithm in COLOURS
     ]
-    found: dict[str, Points] = {what: [] for what in GROWTH}
+    measured: dict[str, Points] = {what: [] for what in GROWTH}
     for what, x, case in track(cases, "cases", console=Console(stderr=True)):
         result = in_own_process(case, options.rounds)
-        found[what].append((result["parameters"] if what == "parameters" else x, case.algorithm, result))
+        measured[what].append((result["parameters"] if what == "parameters" else x, case.algorithm, result))
     table = Table(title="10 participants, 10,000 clients, logistic regression, but for what grows")
     for header in ("what grows", "to", *(f"{name}, {unit}" for name in COLOURS for unit in ("ms", "MB"))):
         table.add_column(header, justify="left" if header == "what grows" else "right")
-    for what, points in found.items():
+    for what, points in measured.items():
         for x in dict.fromkeys(x for x, _, _ in points):
             numbers: list[str] = []
             for name in COLOURS:
@@ -218,7 +219,7 @@ def main() -> None:
                 numbers += [f"{1000 * result['seconds']:.1f}", f"{result['megabytes']:.0f}"]
             table.add_row(what, f"{x:,.0f}", *numbers)
     Console().print(table)
-    options.picture.write_text(picture(found))
+    options.picture.write_text(picture(measured))
     Console().print(f"picture: {options.picture}")
 
 

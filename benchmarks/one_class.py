@@ -48,16 +48,10 @@ def seconds_a_round(one_class: bool, rounds: int) -> float:
     model = nn.Sequential(
         nn.Linear(FEATURES, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, CLASSES)
     )
-    run = ff.train(
-        model,
-        federation(one_class),
-        ff.fedavg(),
-        rounds=rounds + WARM_UP,
-        participants=CLIENTS,
-        local_steps=10,
-        batch_size=128,
-        lr=0.5,
+    training = ff.Training(
+        rounds=rounds + WARM_UP, participants=CLIENTS, local_steps=10, batch_size=128, lr=0.5
     )
+    run = ff.train(ff.Task(model, federation(one_class)), ff.fedavg(), training)
     return statistics.median(line["seconds"] for line in run.history[WARM_UP:])
 
 

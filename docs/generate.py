@@ -21,7 +21,7 @@ def page(name: str) -> str:
     text = equations(name)
     heading, _, body = text.partition("\n")
     algorithm = ALGORITHMS[name]()
-    down = [f"{each} (once)" if each in algorithm.sent_once else each for each in algorithm.broadcast]
+    down = [f"{key} (once)" if key in algorithm.sent_once else key for key in algorithm.broadcast]
     rows = [
         ("gradients per local step", str(algorithm.gradient_evaluations)),
         ("passes over a client's data per round", str(algorithm.full_gradients)),

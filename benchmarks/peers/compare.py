@@ -26,7 +26,7 @@ from rich.table import Table
 from work import CLIENTS, PARTICIPANTS, TASKS, WARM_UP
 
 from flatfed.core.sampling import cohort
-from flatfed.core.settings import Settings
+from flatfed.core.settings import Training
 
 HERE = Path(__file__).parent
 PEERS = {"flower": "flwr[simulation]==1.41.0", "pfl": "pfl[pytorch]==0.6.0"}
@@ -73,8 +73,8 @@ def result(process: subprocess.Popen[str]) -> dict[str, Any]:
     lines = [line for line in output.splitlines() if line.startswith("RESULT ")]
     if process.returncode or not lines:
         sys.exit(f"{process.args} failed:\n{complaints[-2000:]}")
-    found: dict[str, Any] = json.loads(lines[-1].removeprefix("RESULT "))
-    return found
+    measured: dict[str, Any] = json.loads(lines[-1].removeprefix("RESULT "))
+    return measured
 
 
 def limit(task: str, cohorts: Path) -> dict[str, Any]:
@@ -96,13 +96,13 @@ def main() -> None:
     parser.add_argument("--environments", type=Path, default=HERE / ".environments")
     options = parser.parse_args()
     pythons = {name: python_of(kind, options.environments) for name, (kind, _, _) in PROGRAMS.items()}
-    settings = Settings(rounds=1, participants=PARTICIPANTS)
+    training = Training(rounds=1, participants=PARTICIPANTS)
     with tempfile.TemporaryDirectory() as folder:
         cohorts = Path(folder) / "cohorts.json"
-        chosen = [cohort(settings, CLIENTS, number) for number in range(options.rounds + WARM_UP)]
+        chosen = [cohort(training, CLIENTS, number) for number in range(options.rounds + WARM_UP)]
         cohorts.write_text(json.dumps(chosen))
         for task in options.tasks:
-            found: dict[str, list[dict[str, Any]]] = {}
+            runs: dict[str, list[dict[str, Any]]] = {}
             turns = [*PROGRAMS, LIMIT] * options.repeats
             for name in track(turns, f"{task}, frameworks in turn", console=Console(stderr=True)):
                 if name == LIMIT:
@@ -110,13 +110,13 @@ def main() -> None:
                 else:
                     _, program, arguments = PROGRAMS[name]
                     done = result(start(pythons[name], program, [task, str(cohorts), *arguments]))
-                found.setdefault(name, []).append(done)
-            show(task, found)
+                runs.setdefault(name, []).append(done)
+            show(task, runs)
 
 
 def show(task: str, runs: dict[str, list[dict[str, Any]]]) -> None:
-    losses = {name: each[0]["loss"] for name, each in runs.items() if "loss" in each[0]}
-    seconds = {name: [value for run in each for value in run["seconds"]] for name, each in runs.items()}
+    losses = {name: repeats[0]["loss"] for name, repeats in runs.items() if "loss" in repeats[0]}
+    seconds = {name: [value for run in repeats for value in run["seconds"]] for name, repeats in runs.items()}
     table = Table(title=f"{task} ({runs['flatfed'][0]['path']} path)", title_justify="left")
     for header in ("", "best, ms a round", "median", "best / flatfed's", "final loss"):
         table.add_column(header, justify="right" if header else "left")

@@ -16,16 +16,10 @@ def tick(progress: ff.Progress) -> None:
     watch.tick()
 
 
-run = ff.train(
-    task.model(),
-    federation,
-    ff.build(more[0] if more else "fedavg"),
-    rounds=len(cohorts),
-    participants=PARTICIPANTS,
-    local_steps=task.steps,
-    batch_size=task.batch,
-    lr=RATE,
-    callbacks=[tick],
+training = ff.Training(
+    rounds=len(cohorts), participants=PARTICIPANTS, local_steps=task.steps, batch_size=task.batch, lr=RATE
 )
+algorithm = ff.build(more[0] if more else "fedavg")
+run = ff.train(ff.Task(task.model(), federation), algorithm, training, callbacks=[tick])
 evaluations = run.history[-1]["gradient_evaluations"] / (PARTICIPANTS * task.steps)
 report(task, run.model, watch, path=run.path, reason=run.path_reason, evaluations=evaluations)

@@ -20,11 +20,11 @@ client, server = ClientApp(), ServerApp()
 @client.train()
 def train(message: Message, context: Context) -> Message:
     torch.set_num_threads(1)
-    told = message.content["told"]
-    task = TASKS[told["task"]]
+    asked_for = message.content["work"]
+    task = TASKS[asked_for["task"]]
     model = task.model()
     model.load_state_dict(message.content["model"].to_torch_state_dict())
-    inputs, targets = task.client(told["client"])
+    inputs, targets = task.client(asked_for["client"])
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     for _ in range(task.steps):
         optimizer.zero_grad()
@@ -46,7 +46,7 @@ def main(grid: Grid, context: Context) -> None:
         sent = ArrayRecord(model.state_dict())
         messages = [
             Message(
-                RecordDict({"model": sent, "told": ConfigRecord({"client": member, "task": name})}),
+                RecordDict({"model": sent, "work": ConfigRecord({"client": member, "task": name})}),
                 dst_node_id=node,
                 message_type="train",
             )

@@ -101,8 +101,8 @@ class Stopwatch:
 
 
 def report(task: Task, model: nn.Module, watch: Stopwatch, **more: Any) -> None:
-    found = {"seconds": watch.seconds, "loss": final_loss(task, model), **more}
-    sys.stdout.write(f"RESULT {json.dumps(found)}\n")
+    result = {"seconds": watch.seconds, "loss": final_loss(task, model), **more}
+    sys.stdout.write(f"RESULT {json.dumps(result)}\n")
 
 
 def asked() -> tuple[Task, list[list[int]], list[str]]:

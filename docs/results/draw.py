@@ -49,10 +49,10 @@ def decades(low: float, high: float) -> list[float]:
 def curves(run: Path, measure: str, megabytes: bool) -> tuple[Points, list[Points]]:
     """A run's main curve and the thin ones behind it."""
     if measure == "global_stability":
-        found = json.loads((run / "diagnostics" / f"{measure}.json").read_text())["result"]
-        rounds = found["rounds"]
-        each = [list(zip(rounds, values, strict=True)) for values in found["replacements"]]
-        return list(zip(rounds, found["discrepancy"], strict=True)), each
+        result = json.loads((run / "diagnostics" / f"{measure}.json").read_text())["result"]
+        rounds = result["rounds"]
+        replacements = [list(zip(rounds, values, strict=True)) for values in result["replacements"]]
+        return list(zip(rounds, result["discrepancy"], strict=True)), replacements
     lines = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
     sent = itertools.accumulate(line["bytes_up"] / 1e6 for line in lines)
     across = list(sent) if megabytes else [line["round"] for line in lines]
@@ -101,7 +101,7 @@ def picture(title: str, measure: str, runs: list[tuple[str, Path, str]], megabyt
         f"{'megabytes sent by clients' if megabytes else 'round'}</text>"
     )
     # The legend in the order of the curves' ends, top to bottom.
-    numbered = sorted(enumerate(drawn), key=lambda each: -each[1][1][-1][1])
+    numbered = sorted(enumerate(drawn), key=lambda item: -item[1][1][-1][1])
     for row, (number, (label, main, thin)) in enumerate(numbered):
         style = (
             f"stroke='{COLOURS[number % len(COLOURS)]}' stroke-dasharray='{DASHES[number // len(COLOURS)]}'"

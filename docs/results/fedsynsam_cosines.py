@@ -23,7 +23,8 @@ from torch.func import functional_call, grad
 import flatfed as ff
 from flatfed.core.flat import Layout, unit
 from flatfed.core.sampling import batches
-from flatfed.parts.synthetic import samples_of
+from flatfed.parts.synthetic import TrajectoryMatching, samples_of
+from flatfed.runs.train import run_config
 from flatfed.training.config import Config
 
 EVERY = 5
@@ -33,9 +34,11 @@ def main(path: Path, folder: Path, assignments: list[str]) -> None:
     config = Config.read(path, assignments)
     federation = config.make_federation()
     model = config.make_model(federation)
-    layout, settings = Layout(model), config.training
+    layout, training = Layout(model), config.training
     before = {"model": layout.vector(model)}
     weight = config.algorithm.get("local_weight", 0.9)
+    members = config.make_algorithm().members
+    matching = next(member for member in members if isinstance(member.part, TrajectoryMatching))
 
     def loss(point: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(functional_call(model, layout.views(point), (inputs,)), targets)
@@ -52,29 +55,30 @@ def main(path: Path, folder: Path, assignments: list[str]) -> None:
         if now.round % EVERY:
             return {}
         truth = unit(gradient(point, pooled, labels))
-        ready = bool(now.server["synthetic_ready"][0])
-        found: dict[str, list[float]] = {"lesam": [float(unit(last - point) @ truth)]}
+        synthetic = matching.seen(now.server)
+        ready = bool(synthetic["synthetic_ready"][0])
+        cosines: dict[str, list[float]] = {"lesam": [float(unit(last - point) @ truth)]}
 
         def keep(name: str, estimate: Tensor, step: int) -> None:
             cosine = float(unit(estimate) @ truth)
-            found.setdefault(f"{name}_path", []).append(cosine)
+            cosines.setdefault(f"{name}_path", []).append(cosine)
             if step == 0:
-                found.setdefault(name, []).append(cosine)
+                cosines.setdefault(name, []).append(cosine)
 
         for client in range(len(federation)):
             own, here = federation.client(client), point.clone()
-            for step, chosen in enumerate(batches(settings, len(own), now.round, client)):
+            for step, chosen in enumerate(batches(training, len(own), now.round, client)):
                 inputs, targets = own.batch(chosen)
                 local = gradient(here, federation.transform.evaluate(inputs), targets)
                 keep("local", local, step)
                 if ready:
-                    there = gradient(here, *samples_of(now.server, tuple(pooled.shape[1:])))
+                    there = gradient(here, *samples_of(synthetic, tuple(pooled.shape[1:])))
                     keep("samples", there, step)
                     keep("mix", torch.lerp(there, local, weight), step)
-                here -= settings.rate(now.round) * local
-        return {f"cosine_{name}": sum(values) / len(values) for name, values in found.items()}
+                here -= training.rate(now.round) * local
+        return {f"cosine_{name}": sum(values) / len(values) for name, values in cosines.items()}
 
-    config.run(federation, folder, [measure])
+    run_config(config, folder, [measure], ff.Task(model, federation))
 
 
 if __name__ == "__main__":
