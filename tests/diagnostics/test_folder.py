@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -234,6 +235,16 @@ def test_a_diverged_run_is_examined_without_tracebacks(tmp_path):
         made_run(begun, lr=1e12, hidden=64, local_steps=5)
     code, output = command(begun)
     assert code == 2 and "round 1: " in output and "lower lr" in output and "resume" not in output
+
+
+def test_a_run_of_a_cluster_is_examined_on_this_machine(folder, monkeypatch):
+    values = json.loads((folder / "config.json").read_text())
+    values["execution"] |= {"engine": "ray", "ray_address": "ray://nowhere:10001"}
+    (folder / "config.json").write_text(json.dumps(values))
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with ff.diagnostics.inspect_folder(folder) as subject:
+        assert (subject.execution.engine, subject.execution.workers) == ("local", 1)
+        assert ff.diagnostics.drift(subject, clients=2)["client_drift"] > 0
 
 
 def test_summaries_say_when_nothing_is_finite():

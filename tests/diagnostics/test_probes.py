@@ -153,6 +153,22 @@ def test_global_stability_is_the_distance_of_two_trainings(name):
         assert all(b > d for b, d in zip(found["bound"], found["discrepancy"], strict=True))
 
 
+def test_what_is_trained_again_is_executed_alike(monkeypatch):
+    executions = []
+
+    def trained(task, algorithm, training, execution, callbacks):
+        executions.append(execution)
+        return ff.train(task, algorithm, training, execution, callbacks=callbacks)
+
+    monkeypatch.setattr("flatfed.diagnostics.subject.train", trained)
+    execution = ff.Execution(workers=1, client_memory=0.001)
+    task, training = ff.Task(network(), federation()), ff.Training(rounds=2, local_steps=1)
+    with inspect(task, ff.scaffold(), training, execution) as subject:
+        assert subject.engine.workers == 1
+        global_stability(subject, replacements=1)
+    assert executions == [execution] * 2
+
+
 def test_a_replaced_client_has_the_others_data_and_nobody_else_changes():
     pooled = federation(4, unequal=True)
 
