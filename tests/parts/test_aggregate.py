@@ -199,7 +199,5 @@ def test_a_declared_statistic_is_of_what_the_server_receives_and_costs_no_traffi
 
 
 def test_a_statistic_of_changes_is_refused() -> None:
-    with pytest.raises(
-        ImpossibleComposition, match="error_feedback21 sends changes of 'displacement', of which"
-    ):
+    with pytest.raises(ImpossibleComposition, match="error_feedback21 sends changes of 'displacement'"):
         ff.Algorithm(server=LongestStep(), compress=ErrorFeedback21(TopK(0.1)))
