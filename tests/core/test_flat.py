@@ -36,11 +36,11 @@ def test_a_unit_vector_has_length_one_however_short_the_vector(dtype, tiny_as_ze
     vectors = (scales[:, None, None] * torch.stack([draws, one_larger, torch.zeros(1000)])).to(dtype)
     torch.set_flush_denormal(tiny_as_zero)
     try:
-        found = unit(vectors)
-        alone = torch.stack([unit(each) for each in vectors.flatten(0, 1)])
+        units = unit(vectors)
+        alone = torch.stack([unit(vector) for vector in vectors.flatten(0, 1)])
     finally:
         torch.set_flush_denormal(False)
-    lengths = found.double().norm(dim=-1)
+    lengths = units.double().norm(dim=-1)
     assert torch.allclose(lengths[:, :2], torch.ones(31, 2, dtype=torch.float64), rtol=0, atol=1e-6)
-    assert not found[:, 2].any()
-    assert torch.allclose(alone.double(), found.flatten(0, 1).double(), rtol=0, atol=1e-7)
+    assert not units[:, 2].any()
+    assert torch.allclose(alone.double(), units.flatten(0, 1).double(), rtol=0, atol=1e-7)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import typing
+import inspect
 
 import numpy as np
 import pytest
 import torch
 
-from flatfed import FlatfedError, Training
+from flatfed import Execution, FlatfedError, Training
 from flatfed.core.random import key, numpy_generator, torch_generator
 from flatfed.core.sampling import batches, cohort, equal_batches, local_steps
 
@@ -103,14 +103,19 @@ def test_everybody_takes_part_unless_told_otherwise():
 def test_keys_are_distinct_and_generators_follow_them():
     keys = {key(*name) for name in [(0, "a"), (0, "b"), (1, "a"), (0, "a", 1), (0, "a", 1, 2), (0, "a", 12)]}
     assert len(keys) == 6
-    assert all(0 <= each < 2**63 for each in keys)
+    assert all(0 <= number < 2**63 for number in keys)
     draws = {float(torch.rand(1, generator=torch_generator(0, "x", number))) for number in range(50)}
     assert len(draws) == 50
     assert numpy_generator(3, "x").random() == numpy_generator(3, "x").random()
 
 
-def test_keyword_arguments_are_the_fields_of_settings():
-    assert set(typing.get_type_hints(SettingsOptions)) == set(Training.model_fields)
+@pytest.mark.parametrize("kind", [Training, Execution])
+def test_keyword_arguments_are_the_fields_of_settings(kind):
+    assert set(inspect.signature(kind).parameters) == set(kind.model_fields)
+
+
+def test_a_setting_decides_numbers_or_execution_but_not_both():
+    assert not set(Training.model_fields) & set(Execution.model_fields)
 
 
 @pytest.mark.parametrize(

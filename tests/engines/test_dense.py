@@ -61,7 +61,7 @@ def test_gradients_and_losses_are_those_of_automatic_differentiation(name):
     layers = dense_layers(module, layout, F.cross_entropy)
     assert layers is not None
     arguments = problem(layout)
-    kept = [each.clone() for each in arguments]
+    kept = [argument.clone() for argument in arguments]
     gradient, loss, _ = dense_gradients(layers, *arguments)
     expected, expected_loss = differentiated(module, layout)(*arguments)
     assert torch.allclose(gradient, expected, rtol=1e-12, atol=1e-14)
@@ -106,10 +106,10 @@ def test_a_map_of_the_inputs_has_the_gradients_of_automatic_differentiation(name
     )
     gradients = MatrixGradients(module, layout, F.cross_entropy)
     assert gradients.layers is not None
-    found = gradients.shifted(point, shift, parameters, inputs, targets)
+    closed_form = gradients.shifted(point, shift, parameters, inputs, targets)
     gradients.layers = None
     torch.testing.assert_close(
-        found, gradients.shifted(point, shift, parameters, inputs, targets), rtol=1e-11, atol=1e-14
+        closed_form, gradients.shifted(point, shift, parameters, inputs, targets), rtol=1e-11, atol=1e-14
     )
 
 
@@ -127,8 +127,8 @@ def test_other_targets_are_differentiated(targets):
     gradients = MatrixGradients(module, layout, F.cross_entropy)
     other = point, point[:, 0]
     gradients.differentiated = lambda *_: other
-    found = gradients.plain(point, inputs, labels)
-    assert (found[0] is other[0]) is (targets != "labels")
+    gradient = gradients.plain(point, inputs, labels)
+    assert (gradient[0] is other[0]) is (targets != "labels")
 
 
 class Doubled(nn.Linear):

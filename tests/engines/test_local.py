@@ -11,18 +11,21 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import problems
 import pytest
 import torch
 import torch.nn.functional as F
-from problems import Shared, train
+from problems import Shared
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import flatfed as ff
 from flatfed.core.sampling import batches
 from flatfed.data.federation import Samples
-from flatfed.engines import chunks, local, threads, worker
-from flatfed.engines.sums import OrderedSum, Piece, Totals
+from flatfed.engines import chunks, local, sums, threads, worker
+from flatfed.engines.sums import CohortSums, PairwiseSum, Piece
+from flatfed.training.loop import TrainingState
+from flatfed.training.start import start_engine
 
 CLASSES = 3
 
@@ -61,10 +64,17 @@ def options(**changed: Any) -> dict[str, Any]:
     return {"rounds": 1, "local_steps": 2, "batch_size": 4, "lr": 0.1, "workers": 1, **changed}
 
 
+def settings_for(**changed: Any) -> tuple[ff.Training, ff.Execution]:
+    chosen = options(**changed)
+    execution = {name: chosen.pop(name) for name in list(chosen) if name in ff.Execution.model_fields}
+    return ff.Training(**chosen), ff.Execution(**execution)
+
+
 def train(
     model: nn.Module, data: ff.Federation, algorithm: ff.Algorithm | None = None, **changed: Any
 ) -> ff.Run:
-    return train(model, data, ff.fedavg() if algorithm is None else algorithm, **options(**changed))
+    chosen = ff.fedavg() if algorithm is None else algorithm
+    return problems.train(model, data, chosen, **options(**changed))
 
 
 def by_name(algorithm: ff.Algorithm) -> str:
@@ -94,8 +104,8 @@ class Attention(nn.Module):
         self.double()
 
     def forward(self, inputs: Tensor) -> Tensor:
-        found, _ = self.attention(inputs, inputs, inputs, need_weights=self.need_weights)
-        return self.head(found.mean(1))
+        attended, _ = self.attention(inputs, inputs, inputs, need_weights=self.need_weights)
+        return self.head(attended.mean(1))
 
 
 class Recurrent(nn.Module):
@@ -318,7 +328,7 @@ class Noise:
 
 def test_augmentation_follows_the_clients_stream(monkeypatch):
     monkeypatch.setattr(chunks, "MATRIX_CLIENTS", 2)
-    found: dict[str, Tensor] = {}
+    models: dict[str, Tensor] = {}
     draws: list[list[float]] = []
     before = torch.get_rng_state()
     for path in ("matrix", "client"):
@@ -326,12 +336,12 @@ def test_augmentation_follows_the_clients_stream(monkeypatch):
             data = federation([8] * 6, test=4)
             data.transform = Noise()
             run = train(classifier(), data, ff.fedsam(), rounds=2, path=path, workers=workers, seed=3)
-            found[f"{path} {workers}"] = weights(run)
+            models[f"{path} {workers}"] = weights(run)
             draws.append(sorted(data.transform.seen))
             torch.set_rng_state(before)
-    assert torch.equal(found["matrix 1"], found["matrix 4"])
-    assert torch.equal(found["client 1"], found["client 4"])
-    assert torch.allclose(found["matrix 1"], found["client 1"], rtol=0, atol=1e-9)
+    assert torch.equal(models["matrix 1"], models["matrix 4"])
+    assert torch.equal(models["client 1"], models["client 4"])
+    assert torch.allclose(models["matrix 1"], models["client 1"], rtol=0, atol=1e-9)
     # One draw for every round, client and step, both gradients of a step included.
     assert len({tuple(noise) for noise in draws[0]}) == len(draws[0]) == 2 * 6 * 2
     assert all(other == draws[0] for other in draws)
@@ -339,13 +349,13 @@ def test_augmentation_follows_the_clients_stream(monkeypatch):
 
 def test_training_neither_reads_nor_moves_the_global_stream():
     model, data = classifier(nn.Dropout()), federation(test=6)
-    found = []
+    runs = []
     for seed in (1, 2):
         torch.manual_seed(seed)
         before = torch.get_rng_state()
-        found.append(train(model, data, ff.mimelite(), rounds=2, workers=3, evaluate_clients=True))
+        runs.append(train(model, data, ff.mimelite(), rounds=2, workers=3, evaluate_on_clients=True))
         assert torch.equal(torch.get_rng_state(), before)
-    assert torch.equal(weights(found[0]), weights(found[1]))
+    assert torch.equal(weights(runs[0]), weights(runs[1]))
 
 
 @pytest.mark.parametrize("always", [True, False], ids=["always", "only in evaluation"])
@@ -473,11 +483,11 @@ def test_activation_checkpoints_give_the_same_gradients_or_are_refused():
     saving.load_state_dict(plain.state_dict())
     expected = weights(train(plain, federation()))
     try:
-        found = weights(train(saving, federation()))
+        saved = weights(train(saving, federation()))
     except ff.FlatfedError as refusal:
         assert "checkpoint" in str(refusal)
     else:
-        assert torch.allclose(found, expected)
+        assert torch.allclose(saved, expected)
 
 
 # -- buffers -----------------------------------------------------------------------------------------------
@@ -486,8 +496,8 @@ def test_activation_checkpoints_give_the_same_gradients_or_are_refused():
 def positions_of(data: ff.Federation, client: int, round_number: int = 0, **changed: Any) -> list[Samples]:
     """The batches of a client's round."""
     own = data.client(client)
-    settings = ff.Training(**options(**changed))
-    return [own.batch(chosen) for chosen in batches(settings, len(own), round_number, client)]
+    training, _ = settings_for(**changed)
+    return [own.batch(chosen) for chosen in batches(training, len(own), round_number, client)]
 
 
 def normalised() -> nn.Sequential:
@@ -512,21 +522,21 @@ def test_buffers_move_by_the_mean_change(algorithm, weighting):
             changes.append((own_mean - mean, own_variance - variance))
         mean = mean + sum(share * change for share, (change, _) in zip(shares, changes, strict=True))
         variance = variance + sum(share * change for share, (_, change) in zip(shares, changes, strict=True))
-    found = run.model[0]
-    assert torch.allclose(found.running_mean, mean, rtol=0, atol=1e-12)
-    assert torch.allclose(found.running_var, variance, rtol=0, atol=1e-12)
+    first = run.model[0]
+    assert torch.allclose(first.running_mean, mean, rtol=0, atol=1e-12)
+    assert torch.allclose(first.running_var, variance, rtol=0, atol=1e-12)
     # Two rounds of two steps: a second gradient or a pass over all data is not counted.
-    assert found.num_batches_tracked.dtype == torch.int64
-    assert int(found.num_batches_tracked) == 4
+    assert first.num_batches_tracked.dtype == torch.int64
+    assert int(first.num_batches_tracked) == 4
     assert int(run.model[2].num_batches_tracked) == 4
 
 
-def numbered_totals(count: int) -> list[Totals]:
+def numbered_sums(count: int) -> list[CohortSums]:
     """Sums whose order of addition shows in their last bits."""
     generator = torch.Generator().manual_seed(1)
     return [
-        Totals(
-            weight=1.0, upload={"displacement": torch.randn(50, generator=generator)}, loss=float(place) / 3
+        CohortSums(
+            weight=1.0, uploads={"displacement": torch.randn(50, generator=generator)}, loss=float(place) / 3
         )
         for place in range(count)
     ]
@@ -534,25 +544,25 @@ def numbered_totals(count: int) -> list[Totals]:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 8, 13])
 def test_a_sum_has_the_same_bits_however_its_stretches_are_handed_out(count):
-    totals = numbered_totals(count)
-    whole = OrderedSum()
-    for place, own in enumerate(totals):
+    parts = numbered_sums(count)
+    whole = PairwiseSum()
+    for place, own in enumerate(parts):
         whole.add(Piece(place, 1, own))
     expected = whole.total()
     assert torch.allclose(
-        expected.upload["displacement"], sum(each.upload["displacement"] for each in totals)
+        expected.uploads["displacement"], sum(part.uploads["displacement"] for part in parts)
     )
     assert expected.weight == count
     for first, second in itertools.combinations_with_replacement(range(count + 1), 2):
-        merged = OrderedSum()
+        merged = PairwiseSum()
         for start, stop in ((0, first), (first, second), (second, count)):
-            stretch = OrderedSum()
+            stretch = PairwiseSum()
             for place in range(start, stop):
-                stretch.add(Piece(place, 1, totals[place]))
+                stretch.add(Piece(place, 1, parts[place]))
             assert len(stretch.pieces) <= 2 * max(1, (stop - start).bit_length())
             for piece in stretch.pieces:
                 merged.add(piece)
-        assert torch.equal(merged.total().upload["displacement"], expected.upload["displacement"])
+        assert torch.equal(merged.total().uploads["displacement"], expected.uploads["displacement"])
         assert merged.total().loss == expected.loss
 
 
@@ -587,10 +597,10 @@ def test_buffers_that_are_replaced_move_too(algorithm):
 def test_constant_buffers_stay_bit_for_bit(path):
     model = Constant()
     run = train(model, federation(), ff.fedsam(), rounds=2, path=path)
-    found = dict(run.model.named_buffers())
+    buffers = dict(run.model.named_buffers())
     for name, value in model.named_buffers():
-        assert found[name].dtype == value.dtype
-        assert torch.equal(found[name].view(torch.uint8), value.view(torch.uint8))
+        assert buffers[name].dtype == value.dtype
+        assert torch.equal(buffers[name].view(torch.uint8), value.view(torch.uint8))
 
 
 def test_buffers_travel_with_the_model():
@@ -625,12 +635,12 @@ def trained_by_hand(
     return mean
 
 
-def assert_same_parameters(found: nn.Module, expected: nn.Module, first: nn.Module) -> None:
+def assert_same_parameters(trained: nn.Module, expected: nn.Module, first: nn.Module) -> None:
     expectations = dict(expected.named_parameters())
-    for name, parameter in found.named_parameters():
+    for name, parameter in trained.named_parameters():
         assert torch.allclose(parameter, expectations[name], rtol=0, atol=1e-12), name
     assert any(
-        not torch.equal(one, two) for one, two in zip(found.parameters(), first.parameters(), strict=True)
+        not torch.equal(one, two) for one, two in zip(trained.parameters(), first.parameters(), strict=True)
     )
 
 
@@ -738,8 +748,8 @@ class Words(nn.Module):
         self.double()
 
     def forward(self, words: Tensor) -> Tensor:
-        found = self.embedding(words)
-        return self.head(found.mean(1) if self.recurrent is None else self.recurrent(found)[0][:, -1])
+        vectors = self.embedding(words)
+        return self.head(vectors.mean(1) if self.recurrent is None else self.recurrent(vectors)[0][:, -1])
 
 
 def test_whole_number_inputs():
@@ -778,7 +788,7 @@ def test_regression_with_its_own_loss_and_metric(path):
         rounds=30,
         loss=squared,
         metrics={"absolute": absolute},
-        evaluate_clients=True,
+        evaluate_on_clients=True,
     )
     with torch.no_grad():
         outputs = run.model(data.test[0])
@@ -804,7 +814,7 @@ def test_the_mean_of_the_participants_can_be_evaluated():
 def test_the_mean_of_the_participants_is_that_of_their_models():
     """Also where they upload something else than how far they moved."""
     model, data = classifier(), federation(test=9)
-    algorithm = ff.Algorithm(correct=ff.parts.DynamicRegulariser(0.0, aggregate="participants"))
+    algorithm = ff.Algorithm(correct=ff.parts.DynamicRegulariser(0.0, duals="participants"))
     run = train(model, data, algorithm, evaluate="active_mean")
     mean = trained_by_hand(model, data, [1 / 4] * 4)
     expected = F.cross_entropy(mean(data.test[0]), data.test[1])
@@ -813,7 +823,9 @@ def test_the_mean_of_the_participants_is_that_of_their_models():
 
 def test_evaluation_is_in_evaluation_mode():
     data = federation(test=9)
-    run = train(nn.Sequential(nn.Dropout(), *normalised()), data, rounds=2, workers=2, evaluate_clients=True)
+    run = train(
+        nn.Sequential(nn.Dropout(), *normalised()), data, rounds=2, workers=2, evaluate_on_clients=True
+    )
     final = run.model.eval()
     with torch.no_grad():
         expected = F.cross_entropy(final(data.test[0]), data.test[1])
@@ -828,16 +840,24 @@ def test_evaluations_come_as_often_as_asked_and_at_the_end():
     assert [line["round"] for line in run.history if "test_loss" in line] == [2, 4, 5]
 
 
+def engine_for(model: nn.Module, **changed: Any) -> local.LocalEngine:
+    training, execution = settings_for(**changed)
+    engine = start_engine(ff.Task(model, federation()), ff.fedavg(), training, execution)
+    assert isinstance(engine, local.LocalEngine)
+    return engine
+
+
 def test_the_device_is_passed_on():
     """A device without numbers is enough to see where everything goes."""
-    settings = ff.Training(**options(device="meta", workers=2))
-    engine = local.LocalEngine(classifier(), federation(), ff.fedavg(), F.cross_entropy, settings, {})
+    model = classifier()
+    engine = engine_for(model, device="meta", workers=2)
     try:
-        with engine.worker() as one:
+        with engine._threads.worker() as one:
             places = {parameter.device.type for parameter in one.bound.module.parameters()}
+            assert one.federation.client(0).inputs.device.type == "meta"
         assert places == {"meta"}
-        assert engine.initial_vector.device.type == "meta"
-        assert engine.federation.client(0).inputs.device.type == "meta"
+        first = TrainingState.initial(engine.plan, model)
+        assert first.server["model"].device.type == "meta"
     finally:
         engine.close()
 
@@ -847,17 +867,16 @@ def test_the_device_is_passed_on():
     [(3, "client", 3), (4, "matrix", 1), (10, "matrix", 2), (100, "matrix", 15), (2000, "matrix", 32)],
 )
 def test_clients_are_divided_evenly_into_chunks_for_several_workers(clients, path, count):
-    settings = ff.Training(**options(path=path))
-    engine = local.LocalEngine(classifier(), federation(), ff.fedavg(), F.cross_entropy, settings, {})
+    engine = engine_for(classifier(), path=path)
     try:
-        chunks = engine.chunks(range(clients))
+        divided = chunks.chunks(engine.plan, range(clients))
     finally:
         engine.close()
-    assert list(itertools.chain(*chunks)) == list(range(clients))
-    found = [len(chunk) for chunk in chunks]
-    assert len(found) == count
-    assert max(found) - min(found) <= 1
-    assert max(found) <= local.MATRIX_CLIENTS
+    assert list(itertools.chain(*divided)) == list(range(clients))
+    sizes = [len(chunk) for chunk in divided]
+    assert len(sizes) == count
+    assert max(sizes) - min(sizes) <= 1
+    assert max(sizes) <= chunks.MATRIX_CLIENTS
 
 
 def test_an_unknown_device_is_refused_in_one_line():
@@ -879,31 +898,31 @@ def test_uploads_stream_through(path, forks, monkeypatch):
     uploads: list[weakref.ref[Tensor]] = []
     alive: list[int] = []
     # Where an upload comes into being in this process.
-    owner, name = (Totals, "copied") if forks else (worker.Worker, "train")
+    owner, name = (CohortSums, "copied") if forks else (worker.Worker, "train")
     original = getattr(owner, name)
 
     def watched(*arguments: Any) -> Any:
         made = original(*arguments)
-        totals = made if forks else made[0]
-        uploads.append(weakref.ref(totals.upload["displacement"]))
+        chunk_sums = made if forks else made[0]
+        uploads.append(weakref.ref(chunk_sums.uploads["displacement"]))
         return made
 
-    class SlowSum(local.OrderedSum):
-        def add(self, piece: local.Piece) -> None:
+    class SlowSum(PairwiseSum):
+        def add(self, piece: Piece) -> None:
             time.sleep(0.004)
-            alive.append(sum(each() is not None for each in uploads))
+            alive.append(sum(upload() is not None for upload in uploads))
             super().add(piece)
 
     monkeypatch.setattr(owner, name, watched)
-    monkeypatch.setattr(local, "OrderedSum", SlowSum)
+    monkeypatch.setattr(sums, "PairwiseSum", SlowSum)
     peaks = {}
-    for chunks in (12, 48):
+    for count in (12, 48):
         uploads.clear()
         alive.clear()
-        participants = chunks * (2 if path == "matrix" else 1)
+        participants = count * (2 if path == "matrix" else 1)
         train(classifier(), federation([4] * participants), local_steps=1, path=path, workers=2)
-        assert len(alive) == chunks
-        peaks[chunks] = max(alive)
+        assert len(alive) == count
+        peaks[count] = max(alive)
     assert 1 < peaks[12] <= 2 * 2 + 2
     assert peaks[48] <= 2 * 2 + 2
 
@@ -983,4 +1002,4 @@ def test_an_exception_in_a_worker_surfaces(path, workers, monkeypatch):
     assert not thread.is_alive()
     assert caught == ["the seventh call"]
     assert len(calls) < 40, "the rest of the round went on"
-    assert [each for each in threading.enumerate() if each.name.startswith("flatfed")] == []
+    assert [thread for thread in threading.enumerate() if thread.name.startswith("flatfed")] == []

@@ -15,15 +15,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import problems
 import pytest
 import torch
-from problems import Shared, train
+from problems import Shared
 from torch import Tensor, nn
 
 import flatfed as ff
 from flatfed.core.errors import DivergedError
 from flatfed.engines import local
-from flatfed.engines.processes import Crew, _Memory, can_fork
+from flatfed.engines.processes import WorkerPool, _SharedTensors, can_fork
 
 pytestmark = pytest.mark.skipif(
     not can_fork(), reason="processes are forked, which needs Linux without an accelerator"
@@ -43,7 +44,7 @@ def federation(clients: int = 9, features: int = 4) -> ff.Federation:
 def train(algorithm: ff.Algorithm, **changed: Any) -> ff.Run:
     torch.manual_seed(0)
     model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 3))
-    return train(
+    return problems.train(
         model,
         federation(),
         algorithm,
@@ -81,7 +82,7 @@ def test_training_really_happens_in_other_processes():
             seen.append(os.getpid())
             return super().forward(inputs)
 
-    train(
+    problems.train(
         Spy(4, 3), federation(), ff.fedavg(), rounds=2, local_steps=1, batch_size=3, path="client", workers=2
     )
     others = set(seen) - {os.getpid()}
@@ -103,73 +104,69 @@ def alive(process: int) -> bool:
     return True
 
 
-# -- the crew ----------------------------------------------------------------------------------------------
-
-
-def kept(_: int, answer: Any) -> Any:
-    return copy.deepcopy(answer)
+# -- the pool ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def crew() -> Iterator[Any]:
-    made: list[Crew] = []
+def pool() -> Iterator[Any]:
+    pools: list[WorkerPool] = []
 
-    def make(work: Any, size: int = 2) -> Crew:
-        made.append(Crew(work, size))
-        return made[-1]
+    def make(work: Any, size: int = 2) -> WorkerPool:
+        pools.append(WorkerPool(work, copy.deepcopy, size))
+        return pools[-1]
 
     yield make
-    for each in made:
-        each.close()
+    for made in pools:
+        made.close()
 
 
-def test_answers_come_in_the_order_of_the_jobs(crew):
+def test_answers_come_in_the_order_of_the_jobs(pool):
     def work(job: int) -> int:
         time.sleep(0.02 if job % 3 == 0 else 0.0)
         return 10 * job
 
-    together = crew(work, 3)
-    assert list(together.in_order(range(20), kept)) == [10 * job for job in range(20)]
-    assert list(together.in_order([], kept)) == []
-    assert list(together.in_order([7], kept)) == [70]
+    together = pool(work, 3)
+    assert list(together.in_order(range(20))) == [10 * job for job in range(20)]
+    assert list(together.in_order([])) == []
+    assert list(together.in_order([7])) == [70]
 
 
-def test_tensors_of_every_kind_and_size_arrive_as_they_were(crew):
+def test_tensors_of_every_kind_and_size_arrive_as_they_were(pool):
     jobs = [
         {"a": torch.randn(count, 3), "empty": torch.empty(0, 2), "scalar": torch.tensor(1.5)}
         | {"turned": torch.arange(6).view(2, 3).t(), "flag": torch.tensor([True, False])}
         | {"half": torch.ones(3, dtype=torch.bfloat16), "same": [torch.ones(2)] * 2}
         for count in (1, 5, 100_000, 2, 400_000)
     ]
-    for job, answer in zip(jobs, crew(lambda job: (job, os.getpid())).in_order(jobs, kept), strict=True):
-        found, process = answer
+    for job, answer in zip(jobs, pool(lambda job: (job, os.getpid())).in_order(jobs), strict=True):
+        received, process = answer
         assert process != os.getpid()
-        assert found.keys() == job.keys()
+        assert received.keys() == job.keys()
         for name in set(job) - {"same"}:
-            assert found[name].dtype == job[name].dtype
-            assert torch.equal(found[name], job[name]), name
-        assert torch.equal(found["same"][1], torch.ones(2))
+            assert received[name].dtype == job[name].dtype
+            assert torch.equal(received[name], job[name]), name
+        assert torch.equal(received["same"][1], torch.ones(2))
 
 
-def test_what_is_taken_of_an_answer_is_not_overwritten_by_the_next(crew):
-    answers = list(crew(lambda job: torch.full((1000,), float(job)), 1).in_order(range(5), kept))
+def test_what_is_taken_of_an_answer_is_not_overwritten_by_the_next(pool):
+    answers = list(pool(lambda job: torch.full((1000,), float(job)), 1).in_order(range(5)))
     assert [set(answer.tolist()) for answer in answers] == [{float(job)} for job in range(5)]
 
 
 def test_memory_grows_and_is_seen_from_both_ends():
-    memory = _Memory()
+    memory = _SharedTensors()
     try:
         places = [memory.put(torch.full((size,), float(size))) for size in (3, 50_000, 1_000_000)]
         assert all(place % 64 == 0 for place in places)
         for place, size in zip(places, (3, 50_000, 1_000_000), strict=True):
-            found = memory.get(place, torch.float32, torch.Size([size]))
-            assert torch.equal(found, torch.full((size,), float(size)))
+            tensor = memory.get(place, torch.float32, torch.Size([size]))
+            assert torch.equal(tensor, torch.full((size,), float(size)))
     finally:
         memory.close()
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries manage memory otherwise")
-def test_workers_do_not_ask_for_the_same_memory_again(crew):
+def test_workers_do_not_ask_for_the_same_memory_again(pool):
     def work(job: int) -> int:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         # More than a heap of glibc's holds in all, and given back before the next job.
@@ -178,41 +175,41 @@ def test_workers_do_not_ask_for_the_same_memory_again(crew):
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
     pages = 6 * 2**22 * 4 // resource.getpagesize()
-    faults = list(crew(work, 1).in_order(range(12), kept))
+    faults = list(pool(work, 1).in_order(range(12)))
     # Blocks need not come to lie where others have been at once, but soon enough.
     assert pages <= faults[0] <= sum(faults) < 3 * pages
 
 
-def test_an_error_is_raised_here_with_an_account_of_there(crew):
+def test_an_error_is_raised_here_with_an_account_of_there(pool):
     def work(job: int) -> int:
         if job == 3:
             raise DivergedError("round 3: the loss is not finite")
         return job
 
-    together, found = crew(work), []
+    together, answers = pool(work), []
     with pytest.raises(DivergedError, match="the loss is not finite") as raised:
-        found.extend(together.in_order(range(10), kept))
+        answers.extend(together.in_order(range(10)))
     assert "in work" in str(raised.value.__cause__)
-    assert found == list(range(len(found)))
+    assert answers == list(range(len(answers)))
     assert multiprocessing.active_children() == []
     # It can be used again.
-    assert list(together.in_order([1, 2], kept)) == [1, 2]
+    assert list(together.in_order([1, 2])) == [1, 2]
 
 
-def test_of_several_errors_the_first_in_order_is_raised_whoever_was_faster(crew):
+def test_of_several_errors_the_first_in_order_is_raised_whoever_was_faster(pool):
     def work(job: int) -> int:
         time.sleep(0.3 if job == 1 else 0.0)
         if job > 0:
             raise ValueError(f"job {job}")
         return job
 
-    found: list[int] = []
+    answers: list[int] = []
     with pytest.raises(ValueError, match="job 1"):
-        found.extend(crew(work, 3).in_order(range(9), kept))
-    assert found == [0]
+        answers.extend(pool(work, 3).in_order(range(9)))
+    assert answers == [0]
 
 
-def test_an_error_that_cannot_travel_is_described(crew):
+def test_an_error_that_cannot_travel_is_described(pool):
     class Odd(Exception):
         def __reduce__(self) -> Any:
             raise TypeError("never")
@@ -221,19 +218,19 @@ def test_an_error_that_cannot_travel_is_described(crew):
         raise Odd("strange")
 
     with pytest.raises(RuntimeError, match="Odd: strange"):
-        list(crew(work).in_order([1], kept))
+        list(pool(work).in_order([1]))
 
 
-def test_an_exit_in_the_work_is_an_exit_here(crew):
+def test_an_exit_in_the_work_is_an_exit_here(pool):
     def work(job: int) -> int:
         raise SystemExit(3)
 
     with pytest.raises(SystemExit) as raised:
-        list(crew(work).in_order([1], kept))
+        list(pool(work).in_order([1]))
     assert raised.value.code == 3
 
 
-def test_nothing_is_left_open_after_an_error(crew):
+def test_nothing_is_left_open_after_an_error(pool):
     def work(job: int) -> Any:
         if job == 5:
             raise ValueError("five")
@@ -241,36 +238,36 @@ def test_nothing_is_left_open_after_an_error(crew):
 
     def failed() -> int:
         with pytest.raises(ValueError, match="five"):
-            list(crew(work).in_order(range(8), kept))
+            list(pool(work).in_order(range(8)))
         return len(list(Path("/proc/self/fd").iterdir()))
 
     assert failed() == failed() == failed()
 
 
-def test_a_process_that_is_killed_ends_the_round_in_one_line(crew):
+def test_a_process_that_is_killed_ends_the_round_in_one_line(pool):
     def work(job: int) -> int:
         if job == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         return job
 
     with pytest.raises(ff.FlatfedError, match=r"workers: .*SIGKILL.*fewer") as raised:
-        list(crew(work).in_order(range(10), kept))
+        list(pool(work).in_order(range(10)))
     assert "\n" not in str(raised.value)
     assert multiprocessing.active_children() == []
 
 
-def test_a_process_that_was_killed_while_idle_is_noticed(crew):
-    together = crew(lambda job: job)
-    assert list(together.in_order(range(4), kept)) == [0, 1, 2, 3]
+def test_a_process_that_was_killed_while_idle_is_noticed(pool):
+    together = pool(lambda job: job)
+    assert list(together.in_order(range(4))) == [0, 1, 2, 3]
     for child in multiprocessing.active_children():
         os.kill(child.pid, signal.SIGKILL)
         child.join()
     with pytest.raises(ff.FlatfedError, match="SIGKILL"):
-        list(together.in_order(range(4), kept))
+        list(together.in_order(range(4)))
 
 
-def test_nobody_works_on_when_the_answers_are_left(crew):
-    answers = crew(lambda job: time.sleep(60 * job)).in_order(range(3), kept)
+def test_nobody_works_on_when_the_answers_are_left(pool):
+    answers = pool(lambda job: time.sleep(60 * job)).in_order(range(3))
     assert next(answers) is None
     began = time.monotonic()
     answers.close()
@@ -279,14 +276,14 @@ def test_nobody_works_on_when_the_answers_are_left(crew):
 
 
 ORPHANS = """
-import os, sys, time
-from flatfed.engines.processes import Crew
+import copy, os, sys, time
+from flatfed.engines.processes import WorkerPool
 
 def work(job):
     print(os.getpid(), flush=True)
     time.sleep(600)
 
-list(Crew(work, 2).in_order([1, 2], lambda number, answer: answer))
+list(WorkerPool(work, copy.deepcopy, 2).in_order([1, 2]))
 """
 
 
@@ -323,8 +320,9 @@ def loss(outputs, targets):
 
 data = ff.Federation.from_tensors([(torch.ones(2, 3), torch.zeros(2, dtype=torch.int64))] * 2)
 print("before", end="")
-train(torch.nn.Linear(3, 2), data, ff.fedavg(), rounds=2, local_steps=1, batch_size=2, lr=0.1,
-         loss=loss, workers=2, path="client")
+task = ff.Task(torch.nn.Linear(3, 2), data, loss=loss)
+training = ff.Training(rounds=2, local_steps=1, batch_size=2, lr=0.1, path="client")
+ff.train(task, ff.fedavg(), training, ff.Execution(workers=2))
 """
 
 

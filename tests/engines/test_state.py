@@ -18,8 +18,8 @@ from torch import Tensor, nn
 import flatfed as ff
 from flatfed.core.state import Dimensions, Vector
 from flatfed.engines.client_store import ClientStore
-from flatfed.engines.local import single_threaded
 from flatfed.engines.processes import can_fork
+from flatfed.engines.threads import single_threaded
 
 VECTORS = (Vector("control"), Vector("last", initial="model"), Vector("scale", "inputs", 1.0))
 DIMENSIONS = Dimensions(parameters=3, input_shape=(2,))
@@ -73,9 +73,9 @@ def test_vectors_come_back_as_they_were_staged(budget):
     kept.commit()
     for value in state.values():
         value.zero_()
-    found = kept.read(7, torch.zeros(3).double())
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    vectors = kept.read(7, torch.zeros(3).double())
+    assert vectors.keys() == expected.keys()
+    assert all(torch.equal(vectors[name], expected[name]) for name in expected)
 
 
 @every_budget
@@ -194,11 +194,11 @@ def large_store(budget: int) -> ClientStore:
 def test_threads_and_forks_keep_large_rows_at_the_same_time(budget):
     for trial in range(20):
         kept = large_store(budget)
-        places = [kept.place(client).new for client in range(12)]
+        places = [kept.reserve(client).new for client in range(12)]
 
         def work(slots: list[int], kept: ClientStore = kept, trial: int = trial) -> None:
             for slot in slots:
-                kept.keep(slot, {"control": torch.full((20_000,), float(trial + slot))})
+                kept.write(slot, {"control": torch.full((20_000,), float(trial + slot))})
 
         child = os.fork() if can_fork() else None
         if child == 0:
@@ -308,10 +308,9 @@ def peak(population):
     status, forget = Path("/proc/self/status"), Path("/proc/self/clear_refs")
     if forget.exists():
         forget.write_text("5")
-    train(
-        torch.nn.Linear(5, 3), ff.Federation.from_function(population, load), ff.scaffold(), rounds=4,
-        participants=10, local_steps=2, batch_size=3, workers=1,
-    )
+    task = ff.Task(torch.nn.Linear(5, 3), ff.Federation.from_function(population, load))
+    training = ff.Training(rounds=4, participants=10, local_steps=2, batch_size=3)
+    ff.train(task, ff.scaffold(), training, ff.Execution(workers=1))
     if status.exists():
         return int(re.search(r"VmHWM:\\s+(\\d+) kB", status.read_text())[1])
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // (1024 if sys.platform == "darwin" else 1)

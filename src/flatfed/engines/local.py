@@ -11,6 +11,7 @@ way at a time: the numbers do not depend on the workers, and memory does not gro
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,6 +39,24 @@ class ChunkJob(NamedTuple):
     round: int
 
 
+@dataclass(frozen=True)
+class ChunkTrainer:
+    """Trains chunks of clients, in whatever thread or process; knows nothing of who hands them out."""
+
+    plan: Plan
+    clients: ClientStore
+    threads: WorkerThreads[Worker]
+
+    def __call__(self, job: ChunkJob) -> CohortSums:
+        model = job.broadcast.vectors["model"]
+        states = [self.clients.load(slots.old, model) for slots in job.slots]
+        with no_unexpected_draws(self.plan), self.threads.worker() as worker:
+            sums, new_states = worker.train(job.members, job.broadcast, states, job.round)
+        for slots, state in zip(job.slots, new_states, strict=True):
+            self.clients.write(slots.new, state)
+        return sums
+
+
 class LocalEngine:
     """Trains cohorts and evaluates models on this machine."""
 
@@ -57,6 +76,7 @@ class LocalEngine:
         data = federation.to(plan.device)
         self._threads = WorkerThreads([Worker(plan, model, data) for _ in range(self.workers)])
         self._forks = self.workers > 1 and on_cpu and can_fork()
+        self._train_chunk = ChunkTrainer(plan, self.clients, self._threads)
         self._pool = WorkerPool(self._train_chunk, CohortSums.copied, self.workers)
         self._forked_with: tuple[object, ...] = ()
         """The files of the client store that were there when the processes were forked."""
@@ -82,16 +102,6 @@ class LocalEngine:
             self._pool.close()
             self._forked_with = files
         return self._pool.in_order(jobs)
-
-    def _train_chunk(self, job: ChunkJob) -> CohortSums:
-        """Trains a chunk, in whatever thread or process."""
-        store = self.clients
-        states = [store.load(slots.old, job.broadcast.vectors["model"]) for slots in job.slots]
-        with no_unexpected_draws(self.plan), self._threads.worker() as worker:
-            sums, new_states = worker.train(job.members, job.broadcast, states, job.round)
-        for slots, state in zip(job.slots, new_states, strict=True):
-            store.write(slots.new, state)
-        return sums
 
     def evaluate(self, snapshot: Snapshot, samples: Samples) -> dict[str, float]:
         return self._threads.evaluate(snapshot, samples)
