@@ -15,19 +15,21 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import problems
 import pytest
 import torch
 import torch.nn.functional as F
-from problems import train
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import flatfed as ff
-from flatfed.engines.local import single_threaded
+from flatfed.engines.threads import single_threaded
 from flatfed.runs import folder as record
 from flatfed.training import loop as run
 
 CLIENTS, FEATURES, CLASSES = 6, 5, 3
+VERSION = {"name": "test", "version": "1"}
+"""For runs that are continued though their loss is a function inside a test."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -81,7 +83,7 @@ def train(folder: Path | None, rounds: int, model: nn.Module | None = None, **ch
     }
     algorithm = chosen.pop("algorithm")
     first = plain() if model is None else model
-    return train(first, federation(), algorithm, rounds=rounds, folder=folder, **chosen)
+    return problems.train(first, federation(), algorithm, rounds=rounds, folder=folder, **chosen)
 
 
 def state(finished: ff.Run) -> dict[str, Tensor]:
@@ -213,7 +215,7 @@ def test_another_precision_is_refused(tmp_path):
         [(data.inputs[data.rows].double(), data.targets[data.rows]) for data in clients]
     )
     message = refusal(
-        lambda: train(
+        lambda: problems.train(
             plain().double(),
             double,
             ff.fedmoswa(),
@@ -285,7 +287,7 @@ def test_an_interrupt_in_the_middle_of_a_round_leaves_no_half_of_it(tmp_path):
     def count(progress: ff.Progress) -> None:
         rounds[0] = progress.round
 
-    options: dict[str, Any] = {"path": "client", "loss": loss, "checkpoint_every": 100}
+    options: dict[str, Any] = {"path": "client", "loss": loss, **VERSION, "checkpoint_every": 100}
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path, 5, callbacks=[count], **options)
     assert manifest(tmp_path)["round"] == 3
@@ -308,20 +310,20 @@ def infinite_slope(loss: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "spoil", [nan, only_the_loss_is_nan, infinite_slope], ids=lambda spoil: spoil.__name__
+    "break_loss", [nan, only_the_loss_is_nan, infinite_slope], ids=lambda break_loss: break_loss.__name__
 )
 @pytest.mark.parametrize("path", ["matrix", "client"])
-def test_divergence_keeps_the_last_good_state(spoil, path, tmp_path):
+def test_divergence_keeps_the_last_good_state(break_loss, path, tmp_path):
     rounds = [0]
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        found = F.cross_entropy(outputs, targets)
-        return spoil(found) if rounds[0] == 3 else found
+        value = F.cross_entropy(outputs, targets)
+        return break_loss(value) if rounds[0] == 3 else value
 
     def count(progress: ff.Progress) -> None:
         rounds[0] = progress.round
 
-    options: dict[str, Any] = {"path": path, "loss": loss, "checkpoint_every": 100}
+    options: dict[str, Any] = {"path": path, "loss": loss, **VERSION, "checkpoint_every": 100}
     message = refusal(lambda: train(tmp_path, 5, callbacks=[count], **options), ff.DivergedError)
     assert message.startswith("round 4: ")
     assert "lr" in message
@@ -333,9 +335,9 @@ def test_divergence_keeps_the_last_good_state(spoil, path, tmp_path):
 
 def test_an_upload_that_is_not_finite_is_noticed_before_the_model_is():
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        found = F.cross_entropy(outputs, targets)
+        value = F.cross_entropy(outputs, targets)
         # A pass over all eight samples of a client, beside the local steps.
-        return infinite_slope(found) if len(targets) == 8 else found
+        return infinite_slope(value) if len(targets) == 8 else value
 
     message = refusal(lambda: train(None, 3, algorithm=ff.mimelite(), loss=loss), ff.DivergedError)
     assert message.startswith("round 1: ")
@@ -381,14 +383,16 @@ def test_every_write_may_fail(tmp_path, monkeypatch):
             "config.json",
             "environment.json",
             "history.jsonl",
+            "identity.json",
             "model.safetensors",
         ]
-        named = {manifest(folder)["server"]["name"], *(each["name"] for each in manifest(folder)["clients"])}
+        checkpoint = manifest(folder)
+        named = {checkpoint["server"]["name"], *(entry["name"] for entry in checkpoint["clients"])}
         on_disk = {path.name for path in (folder / "checkpoint").iterdir()}
         assert named < on_disk
         assert {name for name in on_disk if name.startswith(".")} <= {".lock"}
-    # Config, environment, history, two checkpoints of three files, the clients' metrics and the model.
-    assert failures >= 3 + 2 * 3 + 2
+    # Config, identity, environment, history, two checkpoints of three files, the clients' metrics, the model.
+    assert failures >= 4 + 2 * 3 + 2
 
 
 def test_a_file_that_cannot_grow_leaves_the_old_checkpoint(tmp_path):
@@ -417,9 +421,9 @@ def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
         fail_after(patch, 1)
         with pytest.raises(OSError, match="No space"):
             record.write_atomically(path, b"new")
-    assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == {"file": b"old"}
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {"file": b"old"}
     record.write_atomically(path, b"new")
-    assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == {"file": b"new"}
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {"file": b"new"}
 
 
 # -- damage ------------------------------------------------------------------------------------------------
@@ -467,8 +471,9 @@ MANIFESTS: dict[str, Callable[[bytes], bytes]] = {
     "not text": lambda content: b"\xff\xfe" + content,
     "a list": lambda content: b"[]",
     "nothing": lambda content: b"null",
-    "only a format": lambda content: b'{"format": 1}',
-    "another format": changed(format=2),
+    "only a format": lambda content: b'{"format": 2}',
+    "an older format": changed(format=1),
+    "another format": changed(format=3),
     "no round": changed(round=None),
     "round in words": changed(round="two"),
     "no server": changed(server=None),
@@ -611,9 +616,13 @@ def train(folder, kill_in_round=None, kill_at_write=None):
         fsync(handle)
 
     record.os.fsync = write
-    train(
-        model, data, ff.fedmoswa(), loss=loss, rounds=8, participants=3, local_steps=2, batch_size=4,
-        workers=2, checkpoint_every=2, folder=folder, callbacks=[count],
+    ff.train(
+        ff.Task(model, data, loss=loss, name="test", version="1"),
+        ff.fedmoswa(),
+        ff.Training(rounds=8, participants=3, local_steps=2, batch_size=4),
+        ff.Execution(workers=2, checkpoint_every=2),
+        folder=folder,
+        callbacks=[count],
     )
 
 def in_a_process(*arguments):

@@ -51,8 +51,8 @@ def test_arrays_and_lists_are_as_good_as_tensors():
         [(inputs.numpy(), targets.numpy()) for inputs, targets in clients],
         [(inputs.tolist(), targets.tolist()) for inputs, targets in clients],
     ):
-        found = train(net(), ff.Federation.from_tensors(made), ff.fedavg(), **WORK)
-        assert torch.equal(found.server["model"], expected.server["model"])
+        run = train(net(), ff.Federation.from_tensors(made), ff.fedavg(), **WORK)
+        assert torch.equal(run.server["model"], expected.server["model"])
 
 
 @pytest.mark.parametrize(
@@ -120,13 +120,13 @@ def test_a_folder_is_never_continued_with_something_else(tmp_path):
     other_activation[1] = nn.ReLU()
     changed = {
         "data": (net(), federation(seed=1), {}),
-        "weights": (other_weights, federation(), {}),
-        "activation": (other_activation, federation(), {}),
+        "first weights": (other_weights, federation(), {}),
+        "model": (other_activation, federation(), {}),
         "loss": (net(), federation(), {"loss": nn.CrossEntropyLoss(label_smoothing=0.1)}),
     }
-    for model, made, more in changed.values():
+    for component, (model, made, more) in changed.items():
         message = refusal(lambda: train(model, made, ff.fedavg(), folder=tmp_path, **more, **WORK))  # noqa: B023
-        assert "another model, data, loss or settings" in message
+        assert f"it holds another run (the {component} of it is not the same)" in message
     again = train(net(), federation(), ff.fedavg(), folder=tmp_path, **WORK)
     assert len(again.history) == 2
 
@@ -137,7 +137,25 @@ def test_an_edited_config_is_noticed(tmp_path):
     config["training"]["lr"] = 0.05
     (tmp_path / "config.json").write_text(json.dumps(config))
     message = refusal(lambda: train(net(), federation(), ff.fedavg(), folder=tmp_path, lr=0.05, **WORK))
-    assert "another model, data, loss or settings" in message
+    assert "it holds another run (the training of it is not the same)" in message
+
+
+def test_an_edited_identity_is_noticed(tmp_path):
+    train(net(), federation(), ff.fedavg(), folder=tmp_path, **WORK)
+    other = tmp_path / "other"
+    train(net(), federation(seed=1), ff.fedavg(), folder=other, **WORK)
+    (tmp_path / "identity.json").write_bytes((other / "identity.json").read_bytes())
+    message = refusal(lambda: train(net(), federation(seed=1), ff.fedavg(), folder=tmp_path, **WORK))
+    assert "its checkpoint was made with another model, data, loss or settings" in message
+    (tmp_path / "identity.json").write_text("[]")
+    message = refusal(lambda: train(net(), federation(), ff.fedavg(), folder=tmp_path, **WORK))
+    assert str(tmp_path / "identity.json") in message
+    assert "damaged" in message
+    # The checkpoint knows its run by itself.
+    (tmp_path / "identity.json").unlink()
+    message = refusal(lambda: train(net(), federation(seed=1), ff.fedavg(), folder=tmp_path, **WORK))
+    assert "its checkpoint was made with another model, data, loss or settings" in message
+    assert len(train(net(), federation(), ff.fedavg(), folder=tmp_path, **WORK).history) == 2
 
 
 def test_lost_history_is_noticed(tmp_path):
@@ -200,10 +218,10 @@ def test_no_direction_has_no_length_in_any_precision():
 
 def test_hardly_anybody_coming_takes_no_longer():
     settings = ff.Training(rounds=1, participation=1e-12, sampling="bernoulli")
-    found = [cohort(settings, 1000, round_number) for round_number in range(400)]
-    assert all(len(members) == 1 for members in found)
+    cohorts = [cohort(settings, 1000, round_number) for round_number in range(400)]
+    assert all(len(members) == 1 for members in cohorts)
     # Whoever comes alone is anybody: the mean of 400 draws from 0 … 999 has a standard error of 14.4.
-    assert abs(np.mean(found) - 499.5) < 5 * 14.4
+    assert abs(np.mean(cohorts) - 499.5) < 5 * 14.4
 
 
 def test_a_test_set_of_another_shape_is_refused_at_once():

@@ -159,9 +159,12 @@ class Manifest(BaseModel):
     @classmethod
     def read(cls, path: Path) -> Manifest:
         content = read_json(path)
-        found = content.get("format") if isinstance(content, dict) else None
-        if found != FORMAT:
-            raise FlatfedError(f"{path}: its format is {found!r}, this version reads {FORMAT}")
+        written = content.get("format") if isinstance(content, dict) else None
+        if written != FORMAT:
+            raise FlatfedError(
+                f"{path}: its format is {written!r}, this version reads {FORMAT}; choose another folder or "
+                "remove it"
+            )
         try:
             return cls(**content)
         except ValidationError as error:
@@ -207,18 +210,22 @@ class RunFolder:
         """Takes the folder for this process; a run that is there must be the same one."""
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         self._lock()
+        begun = self.manifest_path.exists()
+        if begun:
+            Manifest.read(self.manifest_path)  # Of an older version, all else may look strange.
         self.check_config(config)
         self.identity = identity
-        if not self.identity_path.exists():
-            return
-        stored = read_json(self.identity_path)
-        different = identity.difference(stored if isinstance(stored, dict) else {})
-        if different:
-            raise FlatfedError(
-                f"{self.path}: it holds another run (the {different} of it is not the same); choose another "
-                "folder or remove it"
-            )
-        if identity.uncovered and self.manifest_path.exists():
+        if self.identity_path.exists():
+            stored = read_json(self.identity_path)
+            if not isinstance(stored, dict):
+                raise FlatfedError(f"{self.identity_path}: damaged; restore it or choose another folder")
+            different = identity.difference(stored)
+            if different:
+                raise FlatfedError(
+                    f"{self.path}: it holds another run (the {different} of it is not the same); choose "
+                    "another folder or remove it"
+                )
+        if begun and identity.uncovered:
             raise FlatfedError(
                 f"{self.path}: it cannot be continued safely, because nothing tells whether this is the same "
                 f"run ({identity.uncovered[0]}); choose another folder and give the task a name and version"

@@ -230,4 +230,11 @@ def _open(
         "workers": engine.workers,
         "parameters": plan.layout.size,
     }
+    if identity.uncovered:
+        warnings.warn(
+            f"{folder.path}: once begun, this run cannot be continued, because nothing will tell whether it "
+            f"is the same ({identity.uncovered[0]}); give the task a name and version to change that",
+            FlatfedWarning,
+            stacklevel=4,
+        )
     folder.begin(config, chosen, state.history)
