@@ -53,17 +53,9 @@ class _Controlled(Correction):
     option: Literal["I", "II"] = "II"
     weight: NonNegative = 1.0
 
-    @property
-    def server_vectors(self) -> tuple[Vector, ...]:
-        return (Vector("control", broadcast=True),)
-
-    @property
-    def client_vectors(self) -> tuple[Vector, ...]:
-        return (Vector("control"),)
-
-    @property
-    def uploads(self) -> tuple[Upload, ...]:
-        return (Upload("control_change"),)
+    server_vectors = (Vector("control", broadcast=True),)
+    client_vectors = (Vector("control"),)
+    uploads = (Upload("control_change"),)
 
     @property
     def full_gradients(self) -> int:
@@ -131,9 +123,7 @@ class DynamicRegulariser(Correction):
     def server_vectors(self) -> tuple[Vector, ...]:
         return (Vector("dual"),) if self.duals == "server" else ()
 
-    @property
-    def client_vectors(self) -> tuple[Vector, ...]:
-        return (Vector("dual"),)
+    client_vectors = (Vector("dual"),)
 
     @property
     def alters_displacement(self) -> bool:
@@ -178,9 +168,7 @@ class GlobalMomentum(Correction):
     """The longest m that bounds on stability assume, in units of the longest gradient; by itself it is what
     the rule allows. Training does not depend on it."""
 
-    @property
-    def reads_displacement(self) -> bool:
-        return True
+    reads_displacement = True
 
     @property
     def step_bound(self) -> StepBound | None:
@@ -198,9 +186,7 @@ class GlobalMomentum(Correction):
             allows_decay=self.assumed_length is not None,
         )
 
-    @property
-    def server_vectors(self) -> tuple[Vector, ...]:
-        return (Vector("momentum_gradient", broadcast=True),)
+    server_vectors = (Vector("momentum_gradient", broadcast=True),)
 
     def affine(self, context: ClientContext, carry: Carry) -> Affine:
         pull = -self.momentum_weight * context.received["momentum_gradient"]
@@ -217,22 +203,12 @@ class FullGradientMomentum(Correction):
 
     decay: Decay
 
-    @property
-    def server_vectors(self) -> tuple[Vector, ...]:
-        return (Vector("momentum_gradient", broadcast=True),)
+    server_vectors = (Vector("momentum_gradient", broadcast=True),)
+    uploads = (Upload("full_gradient"),)
+    step_bound = StepBound(allows_decay=False)
+    """A mean of bounded vectors."""
 
-    @property
-    def uploads(self) -> tuple[Upload, ...]:
-        return (Upload("full_gradient"),)
-
-    @property
-    def step_bound(self) -> StepBound:
-        """A mean of bounded vectors."""
-        return StepBound(allows_decay=False)
-
-    @property
-    def full_gradients(self) -> int:
-        return 1
+    full_gradients = 1
 
     def affine(self, context: ClientContext, carry: Carry) -> Affine:
         return Affine(scale=1 - self.decay, pull=-self.decay * context.received["momentum_gradient"])

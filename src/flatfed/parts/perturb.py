@@ -19,9 +19,7 @@ from flatfed.parts.server import Momentum
 class PerturbedGradient(Gradient):
     """A gradient at another point is as long as any: bounds on stability do not change."""
 
-    @property
-    def step_bound(self) -> StepBound:
-        return StepBound()
+    step_bound = StepBound()
 
 
 @dataclass(frozen=True)
@@ -32,9 +30,7 @@ class SharpnessAware(PerturbedGradient):
     mix: Share = 1.0
     normalize: bool = True
 
-    @property
-    def evaluations(self) -> int:
-        return 2
+    evaluations = 2
 
     def gradient(
         self, point: Tensor, oracle: Oracle, context: ClientContext, carry: Carry
@@ -59,9 +55,7 @@ class AdaptiveSharpnessAware(PerturbedGradient):
     offset: NonNegative = 0.2
     scale_norms: bool = True
 
-    @property
-    def evaluations(self) -> int:
-        return 2
+    evaluations = 2
 
     def begin(self, context: ClientContext) -> Carry:
         origin = context.origin
@@ -120,9 +114,7 @@ class AlongMomentum(PerturbedGradient):
     radius: NonNegative
     lookahead: Share = 0.0
 
-    @property
-    def reads(self) -> tuple[Reads, ...]:
-        return (Reads(Momentum, "momentum", broadcast=True),)
+    reads = (Reads(Momentum, "momentum", broadcast=True),)
 
     def constant_shift(self, context: ClientContext) -> Tensor:
         momentum = context.received["momentum"]
@@ -140,21 +132,10 @@ class ConsensusPerturbation(PerturbedGradient):
     radius: NonNegative
     upload: Literal["residual", "dual"] = "residual"
 
-    @property
-    def evaluations(self) -> int:
-        return 2
-
-    @property
-    def server_vectors(self) -> tuple[Vector, ...]:
-        return (Vector("perturbation", broadcast=True),)
-
-    @property
-    def client_vectors(self) -> tuple[Vector, ...]:
-        return (Vector("perturbation_dual"),)
-
-    @property
-    def uploads(self) -> tuple[Upload, ...]:
-        return (Upload("perturbation"),)
+    evaluations = 2
+    server_vectors = (Vector("perturbation", broadcast=True),)
+    client_vectors = (Vector("perturbation_dual"),)
+    uploads = (Upload("perturbation"),)
 
     def begin(self, context: ClientContext) -> Carry:
         return {"known": context.client["perturbation_dual"] + context.received["perturbation"]}

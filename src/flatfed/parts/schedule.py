@@ -14,9 +14,7 @@ class LinearDecay(Schedule):
 
     final: NonNegative
 
-    @property
-    def step_bound(self) -> StepBound:
-        return StepBound()
+    step_bound = StepBound()
 
     def rates(self, rate: float, steps: int) -> list[float]:
         return [rate * ((1 - k / steps) + self.final * k / steps) for k in range(steps)]

@@ -49,9 +49,7 @@ class Momentum(Server):
     rate: Positive = 1.0
     absorb_shift: bool = False
 
-    @property
-    def server_vectors(self) -> tuple[Vector, ...]:
-        return (Vector("momentum"),)
+    server_vectors = (Vector("momentum"),)
 
     @property
     def step_bound(self) -> StepBound:
@@ -106,13 +104,8 @@ class Extrapolate(Server):
     stability: NonNegative
     stability_decay: PositiveShare = 1.0
 
-    @property
-    def reads_displacement(self) -> bool:
-        return True
-
-    @property
-    def uploads(self) -> tuple[Upload, ...]:
-        return (Upload("squared_displacement", "one", squared_norm, of="displacement"),)
+    reads_displacement = True
+    uploads = (Upload("squared_displacement", "one", squared_norm, of="displacement"),)
 
     def update(
         self, server: State, mean: State, shift: Tensor | None, context: MergeContext

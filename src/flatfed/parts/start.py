@@ -19,13 +19,8 @@ class LookAhead(Start):
 
     weight: Share
 
-    @property
-    def reads(self) -> tuple[Reads, ...]:
-        return (Reads(Momentum, "momentum"),)
-
-    @property
-    def step_bound(self) -> StepBound:
-        return StepBound()
+    reads = (Reads(Momentum, "momentum"),)
+    step_bound = StepBound()
 
     def start(self, server: State) -> Tensor:
         return server["model"] + self.weight * server["momentum"]
@@ -37,13 +32,8 @@ class PerturbedStart(Start):
 
     radius: NonNegative
 
-    @property
-    def server_vectors(self) -> tuple[Vector, ...]:
-        return (Vector("last_displacement"),)
-
-    @property
-    def step_bound(self) -> StepBound:
-        return StepBound()
+    server_vectors = (Vector("last_displacement"),)
+    step_bound = StepBound()
 
     def start(self, server: State) -> Tensor:
         return server["model"] - self.radius * unit(server["last_displacement"])

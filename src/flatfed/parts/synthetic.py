@@ -113,13 +113,8 @@ class TrajectoryMatching(Synthetic, ServerTask):
     def first_round(self) -> int:
         return self.models
 
-    @property
-    def first_round_hint(self) -> str:
-        return ", or for fewer models"
-
-    @property
-    def step_bound(self) -> StepBound:
-        return StepBound()
+    first_round_hint = ", or for fewer models"
+    step_bound = StepBound()
 
     def before_round(self, server: State, context: ServerContext) -> Iterator[TaskStep]:
         if context.round >= self.models:
@@ -247,6 +242,11 @@ class TrajectoryMatching(Synthetic, ServerTask):
         return {name: server[name] - step, f"{name}_first": first, f"{name}_second": second}
 
 
+def _samples_read(broadcast: bool) -> tuple[Reads, ...]:
+    names = ("synthetic_inputs", "synthetic_labels", "synthetic_ready")
+    return tuple(Reads(TrajectoryMatching, name, broadcast) for name in names)
+
+
 @dataclass(frozen=True)
 class SyntheticMix(PerturbedGradient):
     """g(y + ε) with ε = ρ u(β g(y) + (1 − β) ∇ℓ(y; synthetic batch)); until there are samples, β = 1.
@@ -297,9 +297,7 @@ class FineTune(Server, ServerTask):
     augment: bool = True
     aggregate: bool = True
 
-    @property
-    def reads(self) -> tuple[Reads, ...]:
-        return _samples_read(broadcast=False)
+    reads = _samples_read(broadcast=False)
 
     def update(
         self, server: State, mean: State, shift: Tensor | None, context: MergeContext
@@ -323,11 +321,6 @@ class FineTune(Server, ServerTask):
                     context.loss(point, batch, targets[chosen]).backward()
                     optimizer.step()
         return {"model": point.detach()}
-
-
-def _samples_read(broadcast: bool) -> tuple[Reads, ...]:
-    names = ("synthetic_inputs", "synthetic_labels", "synthetic_ready")
-    return tuple(Reads(TrajectoryMatching, name, broadcast) for name in names)
 
 
 def samples_of(vectors: Mapping[str, Tensor], input_shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
