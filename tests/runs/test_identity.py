@@ -230,7 +230,7 @@ def test_what_decides_numbers_is_noticed(change, tmp_path):
         {"evaluate_on_clients": True},
         {"callbacks": [lambda progress: None]},
     ],
-    ids=str,
+    ids=lambda changed: "-".join(changed),
 )
 def test_what_decides_no_number_may_change(changed, tmp_path):
     train(tmp_path)
@@ -718,7 +718,11 @@ class Derived(Base):
     pass
 
 
-@pytest.mark.parametrize("value", [helper, through_a_helper, decorated, Base(), Derived()], ids=str)
+@pytest.mark.parametrize(
+    "value",
+    [helper, through_a_helper, decorated, Base(), Derived()],
+    ids=lambda value: getattr(value, "__name__", type(value).__name__),
+)
 def test_constants_that_code_uses_are_noticed(value, monkeypatch):
     before, versioned = digest(value), digest(value, versioned=True)
     monkeypatch.setattr(sys.modules[__name__], "SMOOTHING", 0.2)
