@@ -230,7 +230,7 @@ def test_what_decides_numbers_is_noticed(change, tmp_path):
         {"evaluate_on_clients": True},
         {"callbacks": [lambda progress: None]},
     ],
-    ids=lambda changed: "-".join(changed),
+    ids="-".join,
 )
 def test_what_decides_no_number_may_change(changed, tmp_path):
     train(tmp_path)
