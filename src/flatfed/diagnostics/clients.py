@@ -32,7 +32,7 @@ def show(measured: figures.Measurements) -> figures.Content:
 @diagnostic("generalisation", summary, show, cheap=True)
 def clients(subject: Subject, *, tick: Tick = silent) -> dict[str, Any]:
     """The global model's accuracy on each client's own data, and how much of its deviation is chance."""
-    if "accuracy" not in subject.metrics:
+    if "accuracy" not in subject.plan.metrics:
         raise FlatfedError("clients: needs a metric named accuracy; give one in metrics")
     population = len(subject.federation)
     accuracy, sizes = [], []

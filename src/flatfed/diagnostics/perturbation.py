@@ -50,7 +50,7 @@ def _from_synthetic_samples(subject: Subject, client: int) -> Tensor | None:
     samples = subject.vectors_of(TrajectoryMatching, client)
     if not isinstance(rule, SyntheticMix) or samples is None or not bool(samples["synthetic_ready"][0]):
         return None
-    inputs, targets = samples_of(samples, subject.input_shape)
+    inputs, targets = samples_of(samples, subject.plan.dimensions.input_shape)
     point = subject.received["model"].detach().requires_grad_()
     with torch.enable_grad():
         loss = subject.seen_loss(point, inputs[: rule.batch], targets[: rule.batch])

@@ -25,12 +25,8 @@ HOVER = "a %{y:.3g}, b %{x:.3g}<br>loss %{z:.4g}<extra></extra>"
 
 def random_directions(size: int, count: int, seed: int) -> Tensor:
     """Orthogonal Gaussian directions [count, P]; they depend on the seed and the size alone."""
-    directions = torch.stack(
-        [
-            torch.randn(size, generator=random.torch_generator(seed, "surface", number), dtype=torch.float64)
-            for number in range(count)
-        ]
-    )
+    generators = [random.torch_generator(seed, "surface", number) for number in range(count)]
+    directions = torch.stack([torch.randn(size, generator=own, dtype=torch.float64) for own in generators])
     for number in range(1, count):
         for earlier in directions[:number]:
             directions[number] -= (directions[number] @ earlier) / (earlier @ earlier) * earlier
@@ -147,7 +143,7 @@ def surface(
     The papers' pictures have 51 points and all samples. `dimensions=1` stays on d₁ (b = 0). Use one seed for
     all methods that are compared.
     """
-    model, layout = subject.model, subject.layout
+    model, layout = subject.model, subject.plan.layout
     raw = random_directions(len(model), 2, seed).to(model)
     first, second = (filter_normalised(layout, direction, model) for direction in raw)
     a = torch.linspace(-extent, extent, points).tolist()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flatfed.diagnostics.figures import NumberedMethod
 from flatfed.report.read import RunRecord
 from flatfed.runs.identity import method_of, setting_of
 from flatfed.runs.statistics import (
@@ -25,12 +26,9 @@ from flatfed.runs.statistics import (
 
 
 @dataclass(frozen=True)
-class Method:
+class Method(NumberedMethod):
     """One config under one or more seeds."""
 
-    number: int
-    """Its place in the comparison."""
-    label: str
     runs: tuple[RunRecord, ...]
 
     @property
@@ -109,16 +107,14 @@ def comparisons(runs: Sequence[RunRecord], labels: Mapping[Path, str]) -> list[C
     for run in runs:
         methods = settings.setdefault(_text(setting_of(run.config)), {})
         methods.setdefault(_text([labels.get(run.folder), method_of(run.config)]), []).append(run)
-    return [_comparison(list(methods.values()), labels) for methods in settings.values()]
-
-
-def _comparison(groups: Sequence[Sequence[RunRecord]], labels: Mapping[Path, str]) -> Comparison:
-    names = _labels([group[0] for group in groups], labels)
-    methods = []
-    for number, (name, group) in enumerate(zip(names, groups, strict=True)):
-        by_seed = sorted(group, key=lambda run: _text(run.seed).zfill(24))
-        methods.append(Method(number, name, tuple(by_seed)))
-    return Comparison(setting_of(groups[0][0].config), tuple(methods))
+    results = []
+    for groups in settings.values():
+        by_seed = [sorted(group, key=lambda run: _text(run.seed).zfill(24)) for group in groups.values()]
+        firsts = [group[0] for group in by_seed]
+        named = zip(_labels(firsts, labels), by_seed, strict=True)
+        numbered = tuple(Method(number, name, tuple(group)) for number, (name, group) in enumerate(named))
+        results.append(Comparison(setting_of(firsts[0].config), numbered))
+    return results
 
 
 def _text(value: Any) -> str:
@@ -128,10 +124,10 @@ def _text(value: Any) -> str:
 def _labels(runs: Sequence[RunRecord], labels: Mapping[Path, str]) -> list[str]:
     """Given names, or the algorithm's with the options in which methods of that name differ."""
     names = [labels.get(run.folder) or algorithm_name(run.config) for run in runs]
-    flat = [flattened(method_of(run.config)) for run in runs]
+    named = list(zip(names, (flattened(method_of(run.config)) for run in runs), strict=True))
     complete = []
-    for name, own in zip(names, flat, strict=True):
-        namesakes = [config for config, other in zip(flat, names, strict=True) if other == name]
+    for name, own in named:
+        namesakes = [config for other, config in named if other == name]
         options = [f"{key.rpartition('.')[2]} {own.get(key, '–')}" for key in differing_keys(namesakes)]
         complete.append(f"{name} ({', '.join(options)})" if options else name)
     return complete
@@ -148,11 +144,8 @@ def algorithm_name(config: Mapping[str, Any]) -> str:
     algorithm = config["algorithm"]
     if isinstance(algorithm.get("name"), str):
         return str(algorithm["name"])
-    parts = [
-        part
-        for filling in algorithm.values()
-        for part in (filling if isinstance(filling, list) else [filling])
-    ]
+    fillings = [filling if isinstance(filling, list) else [filling] for filling in algorithm.values()]
+    parts = [part for filling in fillings for part in filling]
     names = [part.get("part", "") if isinstance(part, dict) else str(part) for part in parts]
     return " × ".join(filter(None, map(str, names))) or "custom"
 

@@ -70,16 +70,20 @@ def write_report(
         for number, comparison in enumerate(comparisons(runs, labels or {}))
     ]
     watch("writing the page")
-    figures = {
-        f"{part.number}-{figure.name}": _figure(figure, part)
-        for part in parts
-        for section in part.sections
-        for figure in section.content
-        if isinstance(figure, Figure)
-    }
+    figures = {}
+    for part in parts:
+        for figure in (item for section in part.sections for item in section.content):
+            if isinstance(figure, Figure):
+                fields = {key: getattr(figure, key) for key in ("name", "layout", "columns")}
+                figures[f"{part.number}-{figure.name}"] = {
+                    "part": part.number,
+                    "data": figure.traces,
+                    **fields,
+                }
+    names = [method.label for part in parts for method in part.comparison.methods]
     page = render(
         "page.html",
-        title=title or _title(parts),
+        title=title or (names[0] if len(names) == 1 else f"{len(names)} methods compared"),
         parts=parts,
         tables=tables,
         details=_details,
@@ -142,21 +146,6 @@ def _run_notes(run: RunRecord) -> list[str]:
     if lost:
         notes.append(f"{run.folder}: at the last round {', '.join(lost)} is not a finite number")
     return notes
-
-
-def _title(parts: Sequence[PagePart]) -> str:
-    names = [method.label for part in parts for method in part.comparison.methods]
-    return names[0] if len(names) == 1 else f"{len(names)} methods compared"
-
-
-def _figure(figure: Figure, part: PagePart) -> dict[str, Any]:
-    return {
-        "name": figure.name,
-        "part": part.number,
-        "data": figure.traces,
-        "layout": figure.layout,
-        "columns": figure.columns,
-    }
 
 
 @lru_cache(maxsize=1)
