@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -41,12 +42,25 @@ from flatfed.training.task import Task, is_cross_entropy
 
 GRADIENT_SLICE = 512
 
+Item = TypeVar("Item")
 Tick = Callable[[float], None]
 """Called with the share of the work that is done, 0 … 1."""
 
 
 def silent(share: float) -> None:
     """Shows no progress."""
+
+
+def part_of(tick: Tick, first: float, last: float) -> Tick:
+    """For a part of the work, which begins and ends at these shares of the whole."""
+    return lambda share: tick(first + share * (last - first))
+
+
+def ticked(items: Sequence[Item], tick: Tick) -> Iterator[Item]:
+    """The items, with a tick after each."""
+    for number, item in enumerate(items, start=1):
+        yield item
+        tick(number / len(items))
 
 
 @dataclass(frozen=True)

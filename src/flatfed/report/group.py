@@ -11,18 +11,9 @@ from typing import Any
 
 from flatfed.diagnostics.figures import NumberedMethod
 from flatfed.report.read import RunRecord
+from flatfed.runs import statistics
 from flatfed.runs.identity import method_of, setting_of
-from flatfed.runs.statistics import (
-    ACCURACY,
-    Curve,
-    Spread,
-    best,
-    by_round,
-    finite,
-    first_round_reaching,
-    last,
-    running_total,
-)
+from flatfed.runs.statistics import ACCURACY, Curve, Spread, finite
 
 
 @dataclass(frozen=True)
@@ -49,20 +40,20 @@ class Method(NumberedMethod):
         return len({_text(run.seed) for run in self.runs})
 
     def curve(self, key: str = ACCURACY) -> Curve:
-        return Curve.of([by_round(run.history, key) for run in self.counted])
+        return Curve.of([statistics.by_round(run.history, key) for run in self.counted])
 
     def running_total(self, *keys: str) -> Curve:
-        return Curve.of([running_total(run.history, *keys) for run in self.counted])
+        return Curve.of([statistics.running_total(run.history, *keys) for run in self.counted])
 
     def last(self, key: str = ACCURACY) -> Spread | None:
-        return Spread.of_finite(last(run.history, key) for run in self.counted)
+        return Spread.of_finite(statistics.last(run.history, key) for run in self.counted)
 
     def best(self, key: str = ACCURACY) -> Spread | None:
-        return Spread.of_finite(best(run.history, key) for run in self.counted)
+        return Spread.of_finite(statistics.best(run.history, key) for run in self.counted)
 
     def rounds_to(self, target: float) -> list[int]:
         """The first round with at least the target accuracy, of the runs that have one."""
-        rounds = (first_round_reaching(run.history, target) for run in self.counted)
+        rounds = (statistics.first_round_reaching(run.history, target) for run in self.counted)
         return [number for number in rounds if number is not None]
 
     def measured(self, name: str) -> list[Mapping[str, Any]]:
@@ -90,12 +81,10 @@ class Comparison:
 
 def _one_per_seed(runs: Sequence[RunRecord]) -> list[RunRecord]:
     """Of each seed the first run that got furthest."""
-    furthest: dict[str, RunRecord] = {}
+    by_seed: dict[str, list[RunRecord]] = {}
     for run in runs:
-        known = furthest.setdefault(_text(run.seed), run)
-        if len(run.history) > len(known.history):
-            furthest[_text(run.seed)] = run
-    return list(furthest.values())
+        by_seed.setdefault(_text(run.seed), []).append(run)
+    return [max(group, key=lambda run: len(run.history)) for group in by_seed.values()]
 
 
 # -- grouping ---------------------------------------------------------------------------------------------

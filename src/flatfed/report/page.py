@@ -124,16 +124,9 @@ def _part(
         sections.other_curves(comparison),
         split,
     ]
-    shared, differences = sections.configs(comparison)
-    return PagePart(
-        number=number,
-        headline=sections.headline(comparison),
-        comparison=comparison,
-        sections=[section for section in content if section.content],
-        shared=shared,
-        differences=differences,
-        notes=notes + problems,
-    )
+    shown = [section for section in content if section.content]
+    headline, settings = sections.headline(comparison), sections.configs(comparison)
+    return PagePart(number, headline, comparison, shown, *settings, notes + problems)
 
 
 def _run_notes(run: RunRecord) -> list[str]:
@@ -183,7 +176,7 @@ def command(run: RunRecord) -> str:
 
 def _details(method: Method) -> list[tuple[str, str]]:
     """How and with what a method was run; where its runs differ, each variant once."""
-    details: dict[tuple[str, str], None] = {}
+    details: dict[str, dict[str, None]] = {}
     for run in method.runs:
         versions, engine = (run.environment.get(key) for key in ("versions", "engine"))
         listed = versions if isinstance(versions, Mapping) else {}
@@ -195,6 +188,6 @@ def _details(method: Method) -> list[tuple[str, str]]:
             "machine": str(run.environment.get("platform") or ""),
             "engine": path,
         }
-        details |= {(name, value): None for name, value in facts.items() if value}
-    order = list(dict.fromkeys(name for name, _ in details))
-    return sorted(details, key=lambda detail: order.index(detail[0]))
+        for name, value in facts.items():
+            details.setdefault(name, {})[value] = None
+    return [(name, value) for name, values in details.items() for value in values if value]

@@ -87,7 +87,7 @@ def summary(comparison: Comparison, targets: Sequence[float], test_samples: int 
         "gradients": lambda method: figures.cell(method.running_total("gradient_evaluations").end, 0),
         "seconds": lambda method: figures.cell(method.running_total("seconds").end, 1),
         "rounds": lambda method: figures.cell(
-            float(min((len(run.history) for run in method.counted), default=0)), 0
+            min((len(run.history) for run in method.counted), default=0), 0
         ),
         "seeds": _seeds,
     }
@@ -151,7 +151,7 @@ def curves(comparison: Comparison) -> Section:
     keys = comparison.history_keys()
     metrics = _metrics(keys)
     content = [_curves(comparison, key) for key in metrics]
-    main = [key for key in metrics if key in {metrics[0], "test_loss"}] or metrics[:1]
+    main = [key for key in metrics if key in {metrics[0], "test_loss"}]
     for cost, (_, costs, _) in COSTS.items():
         if any(name in keys for name in costs):
             content += [_curves(comparison, key, cost) for key in main]
@@ -257,9 +257,8 @@ def clients(comparison: Comparison) -> Section:
         for index, quantity in enumerate(("mean", "deviation", "by chance"))
     }
     note = "Deviation: between clients. By chance: what equally good clients of these sizes would show."
-    table = figures.method_table(
-        "client-spread", "Accuracy over the clients", comparison.methods, columns, note
-    )
+    title = "Accuracy over the clients"
+    table = figures.method_table("client-spread", title, comparison.methods, columns, note)
     tested = any(not figure.is_empty for figure in test)
     intro = "The final model on every client's own data, all seeds together."
     return Section("clients", "Clients", [*([table] if tested else []), *train, *test], intro)
@@ -297,9 +296,8 @@ def _client_column(kind: str, index: int) -> Column:
 def _client_figures(comparison: Comparison, kind: str) -> list[figures.Figure]:
     boxes, shares = [], []
     for method in comparison.methods:
-        accuracies = [
-            100 * accuracy for run in method.counted for accuracy, _ in client_accuracies(run, kind)
-        ]
+        pairs = [pair for run in method.counted for pair in client_accuracies(run, kind)]
+        accuracies = [100 * accuracy for accuracy, _ in pairs]
         if accuracies:
             boxes.append(figures.box(method, accuracies))
             levels = np.linspace(0, 1, min(len(accuracies), 200) + 1)
@@ -308,12 +306,10 @@ def _client_figures(comparison: Comparison, kind: str) -> list[figures.Figure]:
     name, x = "clients-test" if kind == "test" else "clients", "accuracy (%)"
     note = "Box: the middle half of the clients, the median. Whiskers: 5 and 95 %. Dashed: the mean."
     share_title = f"Clients at or below an accuracy on their {kind} data"
-    columns = ("method", x, "clients at or below (%)")
+    layout, columns = figures.axes(x, "share of clients (%)"), ("method", x, "clients at or below (%)")
     return [
         figures.box_chart(f"{name}-box", f"Accuracy on each client's own {kind} data", boxes, x, note),
-        figures.Figure(
-            f"{name}-share", share_title, shares, figures.axes(x, "share of clients (%)"), columns=columns
-        ),
+        figures.Figure(f"{name}-share", share_title, shares, layout, columns=columns),
     ]
 
 
