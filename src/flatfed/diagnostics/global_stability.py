@@ -88,7 +88,6 @@ def global_stability(
     generator = random.numpy_generator(settings.seed, "replaced clients")
     replaced = generator.permutation(cohort(settings, population, 0))[:replacements].tolist()
     pairs = [(old, int((old + generator.integers(1, population)) % population)) for old in replaced]
-    trainings = 1 + len(pairs)
 
     def models(number: int, federation: Federation) -> list[Tensor]:
         kept: list[Tensor] = []
@@ -96,7 +95,7 @@ def global_stability(
         def keep(progress: Progress) -> None:
             if progress.round in compared:
                 kept.append(progress.server["model"].clone())
-            tick((number + progress.round / rounds) / trainings)
+            tick((number + progress.round / rounds) / (1 + len(pairs)))
 
         subject.train_again(federation, rounds, keep)
         return kept

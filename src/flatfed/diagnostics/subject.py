@@ -168,28 +168,30 @@ class Subject:
         """Loss and metrics at any point [P], with the global model's buffers unless others are given."""
         return self.engine.evaluate(Snapshot(vector, self.buffers if buffers is None else buffers), samples)
 
-    def loss(self, vector: Tensor, samples: Samples) -> Tensor:
-        """The mean loss on a batch as a differentiable function of the flat model [P]."""
+    def _losses(self, point: Tensor, samples: Samples) -> Iterator[tuple[float, Tensor]]:
+        """The mean losses of slices of the samples, as functions of the point [P], and the slices' shares."""
         inputs, targets = samples
-        return self.seen_loss(vector, self.federation.transform.evaluate(inputs), targets)
+        for start in range(0, len(inputs), GRADIENT_SLICE):
+            part = slice(start, start + GRADIENT_SLICE)
+            with torch.enable_grad():
+                loss = self.seen_loss(point, self.federation.transform.evaluate(inputs[part]), targets[part])
+            yield len(targets[part]) / len(inputs), loss
 
     def gradient(self, vector: Tensor, samples: Samples) -> Tensor:
-        """The gradient [P] of the mean loss, in slices."""
+        """The gradient [P] of the mean loss."""
         point = vector.detach().requires_grad_()
         total = torch.zeros_like(vector)
-        for share, part in _slices(samples):
-            with torch.enable_grad():
-                (piece,) = torch.autograd.grad(self.loss(point, part), point)
-            total += share * piece
+        for share, loss in self._losses(point, samples):
+            total += share * torch.autograd.grad(loss, point)[0]
         return total
 
     def hessian_product(self, vector: Tensor, samples: Samples, direction: Tensor) -> Tensor:
-        """H(vector) direction [P], by differentiating the gradient along the direction, in slices."""
+        """H(vector) direction [P], by differentiating the gradient along the direction."""
         point = vector.detach().requires_grad_()
         total = torch.zeros_like(vector)
-        for share, part in _slices(samples):
+        for share, loss in self._losses(point, samples):
             with torch.enable_grad():
-                (slope,) = torch.autograd.grad(self.loss(point, part), point, create_graph=True)
+                (slope,) = torch.autograd.grad(loss, point, create_graph=True)
                 if not slope.requires_grad:  # a loss that is linear in the model has no curvature
                     continue
                 (piece,) = torch.autograd.grad(
@@ -244,13 +246,6 @@ class _Watched(Correction):
     def finish(self, context: ClientContext, carry: Carry, displacement: Tensor) -> Finish:
         self.see(context.origin + displacement)
         return Finish()
-
-
-def _slices(samples: Samples) -> Iterator[tuple[float, Samples]]:
-    inputs, targets = samples
-    for start in range(0, len(inputs), GRADIENT_SLICE):
-        part = slice(start, start + GRADIENT_SLICE)
-        yield len(inputs[part]) / len(inputs), (inputs[part], targets[part])
 
 
 @contextmanager
