@@ -85,10 +85,8 @@ def test_a_bound_holds_for_trainings_with_nothing_in_common(name):
 
 
 def test_the_generalization_order_by_hand():
-    values = {
-        "clients": 10, "samples": 5, "steps": 3, "rounds": 2, "lipschitz": 2.0, "smoothness": 4.0,
-        "heterogeneity": 3.0, "deviation": 0.5,
-    }  # fmt: skip
+    constants = {"lipschitz": 2.0, "smoothness": 4.0, "heterogeneity": 3.0, "gradient_deviation": 0.5}
+    values = {"constants": constants, "clients": 10, "samples": 5, "steps": 3, "rounds": 2}
     factor = 1 + (2 + 1 / 6) ** 2 / 2
     front = 2 / (10 * 5 * 4) * math.exp(1.5)
     swa = fedswa_generalization_order(**values, momentum=False)

@@ -7,7 +7,7 @@ from typing import Any
 from flatfed.core.errors import FlatfedError
 from flatfed.diagnostics import figures
 from flatfed.diagnostics.registry import diagnostic
-from flatfed.diagnostics.subject import Subject, Tick, silent
+from flatfed.diagnostics.subject import Subject, Tick, silent, ticked
 from flatfed.training.evaluation import ClientSpread
 
 
@@ -32,20 +32,13 @@ def show(measured: figures.Measurements) -> figures.Content:
 @diagnostic("generalisation", summary, show, cheap=True)
 def clients(subject: Subject, *, tick: Tick = silent) -> dict[str, Any]:
     """The global model's accuracy on each client's own data, and how much of its deviation is chance."""
-    if "accuracy" not in subject.metrics:
+    if "accuracy" not in subject.plan.metrics:
         raise FlatfedError("clients: needs a metric named accuracy; give one in metrics")
-    population = len(subject.federation)
     accuracy, sizes = [], []
-    for client in range(population):
+    for client in ticked(range(len(subject.federation)), tick):
         data = subject.data(client)
         accuracy.append(subject.evaluate(subject.model, data)["accuracy"])
         sizes.append(len(data[0]))
-        tick((client + 1) / population)
     spread = ClientSpread.of(accuracy, sizes)
-    return {
-        "accuracy": accuracy,
-        "mean": spread.mean,
-        "deviation": spread.deviation,
-        "binomial_floor": spread.chance,
-        "samples": sizes,
-    }
+    numbers = {"mean": spread.mean, "deviation": spread.deviation, "binomial_floor": spread.chance}
+    return {"accuracy": accuracy, **numbers, "samples": sizes}

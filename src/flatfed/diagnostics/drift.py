@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
 import torch
@@ -62,11 +63,7 @@ def drift(subject: Subject, *, clients: Count | None = 10, tick: Tick = silent) 
     subject.local_models(members, visit, tick)
     return {
         "flatness_distance": flatness_distance(torch.stack([last[client] for client in members])),
-        "client_drift": _mean([_mean(distances) for distances in by_client.values()]),
+        "client_drift": statistics.fmean([statistics.fmean(distances) for distances in by_client.values()]),
         "steps": sorted(by_step),
-        "drift_by_step": [_mean(by_step[step]) for step in sorted(by_step)],
+        "drift_by_step": [statistics.fmean(by_step[step]) for step in sorted(by_step)],
     }
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)

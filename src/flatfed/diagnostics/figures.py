@@ -10,7 +10,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -96,11 +96,10 @@ def significant(value: Spread | float | None) -> TableCell:
     """A number of any size and sign, to four digits."""
     if value is None:
         return TableCell("–")
-    if isinstance(value, float | int):
-        return TableCell(f"{value:.4g}", value)
-    known = value.deviation and not math.isnan(value.deviation)
-    text = f"{value.mean:.4g} ± {value.deviation:.2g}" if known else f"{value.mean:.4g}"
-    return TableCell(text, value.mean)
+    if isinstance(value, Spread) and value.deviation > 0:
+        return TableCell(f"{value.mean:.4g} ± {value.deviation:.2g}", value.mean)
+    mean = value.mean if isinstance(value, Spread) else value
+    return TableCell(f"{mean:.4g}", mean)
 
 
 def brief(value: float | None) -> str:
@@ -108,13 +107,12 @@ def brief(value: float | None) -> str:
     return "–" if value is None else f"{value:.3g}"
 
 
-class NumberedMethod(Protocol):
+@dataclass(frozen=True)
+class NumberedMethod:
     """A method of a comparison, by its number and name there."""
 
-    @property
-    def number(self) -> int: ...
-    @property
-    def label(self) -> str: ...
+    number: int
+    label: str
 
 
 Method = TypeVar("Method", bound=NumberedMethod)
@@ -216,10 +214,8 @@ def log_axis(layout: Mapping[str, Any], traces: Sequence[Trace], decades: float 
     Values within one decade read better on a linear axis, so the layout stays as it is.
     """
     values = [value for trace in traces for value in trace["y"] if value is not None and value > 0]
-    if not values:
-        return dict(layout)
-    high = math.log10(max(values))
-    low = max(math.log10(min(values)), high - decades)
+    high = math.log10(max(values, default=1))
+    low = max(math.log10(min(values, default=1)), high - decades)
     if high - low < 1:
         return dict(layout)
     margin = 0.05 * (high - low)
@@ -235,12 +231,9 @@ def log_axis(layout: Mapping[str, Any], traces: Sequence[Trace], decades: float 
 
 
 @dataclass(frozen=True)
-class MethodResults:
+class MethodResults(NumberedMethod):
     """One diagnostic's results for one method of a comparison: one for each seed that was measured."""
 
-    number: int
-    """The method's number in the comparison."""
-    label: str
     results: Sequence[Result]
 
     @property

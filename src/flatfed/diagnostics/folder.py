@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from flatfed.core.errors import FlatfedError, did_you_mean, one_line
 from flatfed.diagnostics.registry import DIAGNOSTICS, cheap_diagnostics
-from flatfed.diagnostics.subject import Subject, Tick, inspect_folder
+from flatfed.diagnostics.subject import Subject, Tick, inspect_folder, silent
 from flatfed.runs.folder import RunFolder, read_json, write_json
 
 FORMAT = 1
@@ -39,7 +39,7 @@ def diagnose(
     names: Sequence[str] | None = None,
     options: Mapping[str, Any] | None = None,
     again: bool = False,
-    watch: Callable[[str], Tick] | None = None,
+    watch: Callable[[str], Tick] = lambda name: silent,
     failed: Callable[[str, FlatfedError], None] | None = None,
     subject: Subject | None = None,
 ) -> dict[str, dict[str, Any]]:
@@ -53,19 +53,25 @@ def diagnose(
     chosen = {key: None if value == "all" else value for key, value in (options or {}).items()}
     check(names, chosen)
     contents: dict[str, dict[str, Any]] = {}
-    if subject is not None:
-        _check_same_run(folder, subject)
-    opened = inspect_folder(folder) if subject is None else nullcontext(subject)
-    with opened as inspected:
-        identity = inspected.identity
+    with inspect_folder(folder) if subject is None else nullcontext(subject) as inspected:
+        state = {"round": inspected.round, "identity": inspected.identity}
+        if subject is not None and _state(folder) != state:
+            raise FlatfedError(
+                f"{folder}: it holds another run or state than the subject; inspect the task and the run of "
+                f"flatfed.train(…, folder={str(folder)!r})"
+            )
         (folder / "diagnostics").mkdir(exist_ok=True)
         for name in names:
-            head = {"format": FORMAT, "name": name, "round": inspected.round, "identity": identity}
+            path = folder / "diagnostics" / f"{name}.json"
             try:
-                head |= _options(name, chosen)
-                path = folder / "diagnostics" / f"{name}.json"
-                kept = None if again else _kept(path, head)
-                contents[name] = kept or _measure(inspected, path, head, watch)
+                head = {"format": FORMAT, "name": name, **state, **_options(name, chosen)}
+                content = None if again else _kept(path, head)
+                if content is None:
+                    began, tick = time.perf_counter(), watch(name)
+                    result = DIAGNOSTICS[name].measure(inspected, **head["options"], tick=tick)
+                    content = {**head, "seconds": time.perf_counter() - began, "result": plain(result)}
+                    write_json(path, content)
+                contents[name] = content
             except FlatfedError as error:
                 if failed is None:
                     raise
@@ -84,38 +90,16 @@ def _options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return {"options": options, **states}
 
 
-def _measure(
-    subject: Subject, path: Path, head: Mapping[str, Any], watch: Callable[[str], Tick] | None
-) -> dict[str, Any]:
-    """Takes a measurement and writes its file."""
-    name, began = head["name"], time.perf_counter()
-    tick = {} if watch is None else {"tick": watch(name)}
-    result = DIAGNOSTICS[name].measure(subject, **head["options"], **tick)
-    content = {**head, "seconds": time.perf_counter() - began, "result": plain(result)}
-    write_json(path, content)
-    return content
-
-
 def _state(folder: Path) -> dict[str, Any]:
     """What tells a run's last checkpoint from any other."""
     last = RunFolder.existing(folder).last_checkpoint()
     return {"round": last.round, "identity": last.identity}
 
 
-def _check_same_run(folder: Path, subject: Subject) -> None:
-    if _state(folder) != {"round": subject.round, "identity": subject.identity}:
-        raise FlatfedError(
-            f"{folder}: it holds another run or state than the subject; inspect the task and the run of "
-            f"flatfed.train(…, folder={str(folder)!r})"
-        )
-
-
 def _kept(path: Path, head: Mapping[str, Any]) -> dict[str, Any] | None:
     """The content of a file that was measured in the same way, if there is one that can be read."""
-    if not path.exists():
-        return None
     try:
-        content = read_json(path)
+        content = read_json(path) if path.exists() else {}
     except FlatfedError:
         return None
     same = isinstance(content, dict) and all(content.get(key) == value for key, value in head.items())

@@ -56,9 +56,7 @@ def generalization(subject: Subject, *, samples: Count | None = None, tick: Tick
     tick(0.4)
     test = subject.evaluate(subject.model, subject.test_data(samples) or subject.federation.test)
     tick(0.6)
-    others = None
-    if unseen:
-        others = subject.evaluate(subject.model, subject.training_data(samples, unseen))
+    others = subject.evaluate(subject.model, subject.training_data(samples, unseen)) if unseen else None
     tick(1.0)
 
     def gap(numbers: dict[str, float]) -> dict[str, float]:

@@ -7,7 +7,6 @@ all unchanged clients, so the whole difference is due to the replaced client.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -40,11 +39,6 @@ def with_client_replaced(federation: Federation, client: int, by: int) -> Federa
     neighbour = LoadedFederation(len(federation), load, federation.test)
     neighbour.transform = federation.transform
     return neighbour
-
-
-def discrepancies(first: Sequence[Tensor], second: Sequence[Tensor]) -> list[float]:
-    """‖x_t − x'_t‖ for two sequences of models."""
-    return [float(torch.linalg.vector_norm(one - other)) for one, other in zip(first, second, strict=True)]
 
 
 def summary(result: figures.Result) -> str:
@@ -92,10 +86,8 @@ def global_stability(
     if population < 2:
         raise FlatfedError("global_stability: it takes at least two clients, one to replace and one to take")
     generator = random.numpy_generator(settings.seed, "replaced clients")
-    first = cohort(settings, population, 0)
-    replaced = generator.permutation(first)[:replacements].tolist()
+    replaced = generator.permutation(cohort(settings, population, 0))[:replacements].tolist()
     pairs = [(old, int((old + generator.integers(1, population)) % population)) for old in replaced]
-    trainings = 1 + len(pairs)
 
     def models(number: int, federation: Federation) -> list[Tensor]:
         kept: list[Tensor] = []
@@ -103,25 +95,25 @@ def global_stability(
         def keep(progress: Progress) -> None:
             if progress.round in compared:
                 kept.append(progress.server["model"].clone())
-            tick((number + progress.round / rounds) / trainings)
+            tick((number + progress.round / rounds) / (1 + len(pairs)))
 
         subject.train_again(federation, rounds, keep)
         return kept
 
     base = models(0, subject.federation)
-    by_replacement = [
-        discrepancies(base, models(number, with_client_replaced(subject.federation, old, new)))
-        for number, (old, new) in enumerate(pairs, start=1)
-    ]
+    by_replacement = []
+    for number, (old, new) in enumerate(pairs, start=1):
+        changed = models(number, with_client_replaced(subject.federation, old, new))
+        apart = (one - other for one, other in zip(base, changed, strict=True))
+        by_replacement.append([float(torch.linalg.vector_norm(difference)) for difference in apart])
     bounds = None
     if bound:
         longest, steps = gradient_bound(subject), most_steps(subject)
-        all_bounds = stability_bound(subject.algorithm, settings, steps, longest, rounds)
-        bounds = None if all_bounds is None else [all_bounds[at - 1] for at in compared]
+        bounds = stability_bound(subject.algorithm, settings, steps, longest, rounds)
     return {
         "rounds": compared,
         "discrepancy": [max(values) for values in zip(*by_replacement, strict=True)],
         "replacements": by_replacement,
         "replaced": [{"client": old, "by": new} for old, new in pairs],
-        "bound": bounds,
+        "bound": bounds and [bounds[at - 1] for at in compared],
     }

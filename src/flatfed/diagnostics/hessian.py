@@ -22,7 +22,7 @@ from flatfed.core.types import Count, Seed
 from flatfed.data.federation import Samples
 from flatfed.diagnostics import figures
 from flatfed.diagnostics.registry import diagnostic
-from flatfed.diagnostics.subject import Subject, Tick, silent
+from flatfed.diagnostics.subject import Subject, Tick, part_of, silent
 from flatfed.runs.statistics import mean
 
 Array = NDArray[np.float64]
@@ -180,16 +180,12 @@ def hessian(
     density of the global spectrum, `client_steps` those of the clients; 1 leaves a density out.
     """
     size, members = len(subject.model), subject.some_clients(clients)
-
-    def part(first: float, last: float) -> Tick:
-        return lambda share: tick(first + share * (last - first))
-
     pooled = products(subject, subject.training_data(samples))
-    whole = spectrum(pooled, size, eigenvalues, probes, steps, seed, part(0, 0.6))
+    whole = spectrum(pooled, size, eigenvalues, probes, steps, seed, part_of(tick, 0, 0.6))
     of_clients = []
     for index, client in enumerate(members):
         own = products(subject, subject.data(client))
-        watch = part(0.6 + 0.4 * index / len(members), 0.6 + 0.4 * (index + 1) / len(members))
+        watch = part_of(tick, 0.6 + 0.4 * index / len(members), 0.6 + 0.4 * (index + 1) / len(members))
         values = spectrum(own, size, eigenvalues, probes, client_steps, seed, watch)
         of_clients.append({"client": client, **values})
     return {"global": whole, "clients": of_clients}

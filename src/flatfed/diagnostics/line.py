@@ -14,7 +14,7 @@ from flatfed.core.state import State
 from flatfed.core.types import Count, Positive
 from flatfed.diagnostics import figures
 from flatfed.diagnostics.registry import OtherRun, diagnostic
-from flatfed.diagnostics.subject import Subject, Tick, silent
+from flatfed.diagnostics.subject import Subject, Tick, silent, ticked
 from flatfed.runs.folder import RunFolder
 from flatfed.runs.statistics import finite, finite_values
 
@@ -33,7 +33,7 @@ def between(
     """
     train, test = subject.training_data(samples), subject.test_data(samples)
     on_train, on_test = [], []
-    for number, place in enumerate(position):
+    for place in ticked(position, tick):
         model = torch.lerp(subject.model, end, place)
         buffers = {
             name: torch.lerp(value, end_buffers[name], place) if value.is_floating_point() else value
@@ -41,7 +41,6 @@ def between(
         }
         on_train.append(subject.evaluate(model, train, buffers))
         on_test.append(subject.evaluate(model, test, buffers) if test else {})
-        tick((number + 1) / len(position))
     return {
         "position": list(position),
         "train_loss": [numbers["loss"] for numbers in on_train],

@@ -49,11 +49,10 @@ def local_stability(
     At most `points` values of k.
     """
     members = subject.some_clients(clients)
-    sizes = [len(subject.federation.client(client)) for client in members]
     # As long as all of them still train.
     steps = min(
-        len(batches(subject.training, size, subject.round, client))
-        for client, size in zip(members, sizes, strict=True)
+        len(batches(subject.training, len(subject.federation.client(client)), subject.round, client))
+        for client in members
     )
     room = MEMORY // (len(members) * len(subject.model) * subject.model.element_size())
     looked_at = evenly_spaced(steps, max(2, min(points, room)))

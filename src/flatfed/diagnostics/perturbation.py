@@ -13,7 +13,7 @@ from flatfed.core.sampling import batches
 from flatfed.core.types import Count
 from flatfed.diagnostics import figures
 from flatfed.diagnostics.registry import diagnostic
-from flatfed.diagnostics.subject import Subject, Tick, silent
+from flatfed.diagnostics.subject import Subject, Tick, silent, ticked
 from flatfed.parts.correct import FullGradientMomentum, GlobalMomentum
 from flatfed.parts.perturb import LastModel
 from flatfed.parts.server import Momentum
@@ -50,7 +50,7 @@ def _from_synthetic_samples(subject: Subject, client: int) -> Tensor | None:
     samples = subject.vectors_of(TrajectoryMatching, client)
     if not isinstance(rule, SyntheticMix) or samples is None or not bool(samples["synthetic_ready"][0]):
         return None
-    inputs, targets = samples_of(samples, subject.input_shape)
+    inputs, targets = samples_of(samples, subject.plan.dimensions.input_shape)
     point = subject.received["model"].detach().requires_grad_()
     with torch.enable_grad():
         loss = subject.seen_loss(point, inputs[: rule.batch], targets[: rule.batch])
@@ -102,11 +102,10 @@ def perturbation(
     members = subject.some_clients(clients)
     truth = unit(subject.gradient(subject.received["model"], subject.training_data(samples)))
     cosines: dict[str, list[float | None]] = {name: [] for name in ESTIMATES}
-    for number, client in enumerate(members):
+    for client in ticked(members, tick):
         for name, estimate in ESTIMATES.items():
             guess = estimate(subject, client)
             known = guess is not None and bool(torch.linalg.vector_norm(guess) > 0)
             cosines[name].append(finite(float(unit(guess) @ truth)) if guess is not None and known else None)
-        tick((number + 1) / len(members))
     kept = {name: values for name, values in cosines.items() if any(value is not None for value in values)}
     return {"clients": members, "cosine": kept}

@@ -11,7 +11,7 @@ from flatfed.core.errors import FlatfedError
 from flatfed.core.types import Count
 from flatfed.diagnostics import figures
 from flatfed.diagnostics.registry import diagnostic
-from flatfed.diagnostics.subject import Subject, Tick, silent
+from flatfed.diagnostics.subject import Subject, Tick, part_of, silent
 from flatfed.diagnostics.surface import grid_summary, losses_on_plane
 from flatfed.runs.statistics import finite_values
 
@@ -72,7 +72,7 @@ def plane(
     def visit(trained: list[int], step: int, at: Tensor) -> None:
         last.update(zip(trained, at.clone(), strict=True))
 
-    subject.local_models(members, visit, lambda share: tick(0.3 * share))
+    subject.local_models(members, visit, part_of(tick, 0, 0.3))
     moved = torch.stack([last[client] - origin for client in members])
     directions = widest_plane(moved)
     feet = moved @ directions.T  # [C, 2]
@@ -89,7 +89,6 @@ def plane(
 
     x, y = axis(feet[:, 0]), axis(feet[:, 1])
     first, second = directions
-    losses = losses_on_plane(
-        subject, origin, first, second, x, y, data, lambda share: tick(0.3 + 0.7 * share)
-    )
+    watch = part_of(tick, 0.3, 1)
+    losses = losses_on_plane(subject, origin, first, second, x, y, data, watch)
     return {"x": x, "y": y, "loss": losses, "points": marks}

@@ -9,7 +9,7 @@ from flatfed.core.types import Count, Positive
 from flatfed.data.federation import Samples
 from flatfed.diagnostics import figures
 from flatfed.diagnostics.registry import diagnostic
-from flatfed.diagnostics.subject import Subject, Tick, silent
+from flatfed.diagnostics.subject import Subject, Tick, silent, ticked
 from flatfed.runs.statistics import mean
 
 
@@ -26,17 +26,15 @@ def summary(result: figures.Result) -> str:
 
 
 def show(measured: figures.Measurements) -> figures.Content:
-    methods = measured["sharpness"]
+    methods, number = measured["sharpness"], figures.significant
     note = "By how much the loss rises after one step as long as the radius along its gradient."
-    if len({figures.significant(method.spread("radius")).text for method in methods}) > 1:
+    if len({number(method.spread("radius")).text for method in methods}) > 1:
         note += " The radii differ, so compare with care; flatfed diagnose RUN sharpness --set radius=0.1."
     columns = {
-        "radius": figures.column(figures.significant, "radius"),
-        "global loss": figures.column(figures.significant, "global"),
-        "clients' losses, mean": lambda method: figures.significant(mean(method.of_clients("sharpness"))),
-        "clients' losses, largest": lambda method: figures.significant(
-            max(method.of_clients("sharpness"), default=None)
-        ),
+        "radius": figures.column(number, "radius"),
+        "global loss": figures.column(number, "global"),
+        "clients' losses, mean": lambda method: number(mean(method.of_clients("sharpness"))),
+        "clients' losses, largest": lambda method: number(max(method.of_clients("sharpness"), default=None)),
     }
     return [figures.method_table("sharpness", "Sharpness", methods, columns, note)]
 
@@ -54,11 +52,9 @@ def sharpness(
 
     The `radius` is the same for all algorithms, whatever their own is, so that they can be compared.
     """
-    members = subject.some_clients(clients)
     whole = one_step_sharpness(subject, subject.training_data(samples), radius)
-    of_clients = []
-    for number, client in enumerate(members):
-        own = one_step_sharpness(subject, subject.data(client), radius)
-        of_clients.append({"client": client, "sharpness": own})
-        tick((number + 1) / len(members))
+    of_clients = [
+        {"client": client, "sharpness": one_step_sharpness(subject, subject.data(client), radius)}
+        for client in ticked(subject.some_clients(clients), tick)
+    ]
     return {"radius": radius, "global": whole, "clients": of_clients}

@@ -7,10 +7,11 @@ augmentation, no weight decay.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -19,9 +20,8 @@ from flatfed.core import random
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.context import Carry, ClientContext, Finish
 from flatfed.core.errors import FlatfedError, FlatfedWarning
-from flatfed.core.flat import Layout
 from flatfed.core.part import Correction, Part
-from flatfed.core.rounds import Broadcast, broadcast
+from flatfed.core.rounds import broadcast
 from flatfed.core.settings import Training
 from flatfed.core.state import State
 from flatfed.data.federation import Federation, Samples
@@ -29,7 +29,7 @@ from flatfed.engines.chunks import chunks
 from flatfed.engines.client_store import ClientStore
 from flatfed.engines.engine import Engine
 from flatfed.engines.execution import Execution
-from flatfed.engines.planning import Metric
+from flatfed.engines.planning import Plan
 from flatfed.engines.server_loss import server_loss
 from flatfed.engines.worker import Snapshot, Worker
 from flatfed.runs.folder import RunFolder, read_json
@@ -42,12 +42,25 @@ from flatfed.training.task import Task, is_cross_entropy
 
 GRADIENT_SLICE = 512
 
+Item = TypeVar("Item")
 Tick = Callable[[float], None]
 """Called with the share of the work that is done, 0 … 1."""
 
 
 def silent(share: float) -> None:
     """Shows no progress."""
+
+
+def part_of(tick: Tick, first: float, last: float) -> Tick:
+    """For a part of the work, which begins and ends at these shares of the whole."""
+    return lambda share: tick(first + share * (last - first))
+
+
+def ticked(items: Sequence[Item], tick: Tick) -> Iterator[Item]:
+    """The items, with a tick after each."""
+    for number, item in enumerate(items, start=1):
+        yield item
+        tick(number / len(items))
 
 
 @dataclass(frozen=True)
@@ -72,45 +85,31 @@ class Subject:
         return self.server["model"]
 
     @property
+    def plan(self) -> Plan:
+        return self.engine.plan
+
+    @property
     def identity(self) -> str:
         """Tells this training from any other."""
-        return run_identity(self.task, self.engine.plan).digest
+        return run_identity(self.task, self.plan).digest
 
     @property
     def initial_model(self) -> Tensor:
         """The model [P] that the training started from."""
-        return self.layout.vector(self.task.model).to(self.engine.plan.device)
-
-    @property
-    def layout(self) -> Layout:
-        """Which part of a flat model is which parameter."""
-        return self.engine.plan.layout
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        return self.engine.plan.dimensions.input_shape
-
-    @property
-    def metrics(self) -> Mapping[str, Metric]:
-        return self.engine.plan.metrics
-
-    @property
-    def broadcast(self) -> Broadcast:
-        """What the participants of the next round would get."""
-        return broadcast(self.algorithm, self.server, self.buffers)
+        return self.plan.layout.vector(self.task.model).to(self.plan.device)
 
     @property
     def received(self) -> State:
-        """The vectors of that."""
-        return self.broadcast.vectors
+        """The vectors that the participants of the next round would get."""
+        return broadcast(self.algorithm, self.server, self.buffers).vectors
 
     @property
     def algorithm(self) -> Algorithm:
-        return self.engine.plan.algorithm
+        return self.plan.algorithm
 
     @property
     def training(self) -> Training:
-        return self.engine.plan.training
+        return self.plan.training
 
     @property
     def federation(self) -> Federation:
@@ -146,11 +145,11 @@ class Subject:
         owner = torch.bucketize(chosen, ends, right=True)
         pieces = []
         for number in owner.unique().tolist():
-            start = int(ends[number - 1]) if number else 0
-            pieces.append(
-                owned[number].batch((chosen[owner == number] - start).to(owned[number].inputs.device))
-            )
-        return torch.cat([inputs for inputs, _ in pieces]), torch.cat([targets for _, targets in pieces])
+            own = owned[number]
+            positions = chosen[owner == number] - (ends[number] - len(own))
+            pieces.append(own.batch(positions.to(own.inputs.device)))
+        inputs, targets = zip(*pieces, strict=True)
+        return torch.cat(inputs), torch.cat(targets)
 
     def test_data(self, limit: int | None) -> Samples | None:
         if self.federation.test is None:
@@ -169,28 +168,30 @@ class Subject:
         """Loss and metrics at any point [P], with the global model's buffers unless others are given."""
         return self.engine.evaluate(Snapshot(vector, self.buffers if buffers is None else buffers), samples)
 
-    def loss(self, vector: Tensor, samples: Samples) -> Tensor:
-        """The mean loss on a batch as a differentiable function of the flat model [P]."""
+    def _losses(self, point: Tensor, samples: Samples) -> Iterator[tuple[float, Tensor]]:
+        """The mean losses of slices of the samples, as functions of the point [P], and the slices' shares."""
         inputs, targets = samples
-        return self.seen_loss(vector, self.federation.transform.evaluate(inputs), targets)
+        for start in range(0, len(inputs), GRADIENT_SLICE):
+            part = slice(start, start + GRADIENT_SLICE)
+            with torch.enable_grad():
+                loss = self.seen_loss(point, self.federation.transform.evaluate(inputs[part]), targets[part])
+            yield len(targets[part]) / len(inputs), loss
 
     def gradient(self, vector: Tensor, samples: Samples) -> Tensor:
-        """The gradient [P] of the mean loss, in slices."""
+        """The gradient [P] of the mean loss."""
         point = vector.detach().requires_grad_()
         total = torch.zeros_like(vector)
-        for share, part in _slices(samples):
-            with torch.enable_grad():
-                (piece,) = torch.autograd.grad(self.loss(point, part), point)
-            total += share * piece
+        for share, loss in self._losses(point, samples):
+            total += share * torch.autograd.grad(loss, point)[0]
         return total
 
     def hessian_product(self, vector: Tensor, samples: Samples, direction: Tensor) -> Tensor:
-        """H(vector) direction [P], by differentiating the gradient along the direction, in slices."""
+        """H(vector) direction [P], by differentiating the gradient along the direction."""
         point = vector.detach().requires_grad_()
         total = torch.zeros_like(vector)
-        for share, part in _slices(samples):
+        for share, loss in self._losses(point, samples):
             with torch.enable_grad():
-                (slope,) = torch.autograd.grad(self.loss(point, part), point, create_graph=True)
+                (slope,) = torch.autograd.grad(loss, point, create_graph=True)
                 if not slope.requires_grad:  # a loss that is linear in the model has no curvature
                     continue
                 (piece,) = torch.autograd.grad(
@@ -221,10 +222,10 @@ class Subject:
             step += 1
 
         watched = replace(self.algorithm, correct=(_Watched(see), *self.algorithm.corrections))
-        worker = Worker(replace(self.engine.plan, algorithm=watched), self.task.model, self.federation)
-        sent, seen = self.broadcast, 0
+        worker = Worker(replace(self.plan, algorithm=watched), self.task.model, self.federation)
+        sent, seen = broadcast(self.algorithm, self.server, self.buffers), 0
         # A chunk at a time, so that the steps seen are all its own.
-        for chunk in chunks(self.engine.plan, clients):
+        for chunk in chunks(self.plan, clients):
             members, step = list(chunk), 0
             states = [self.clients.read(client, sent.vectors["model"]) for client in members]
             worker.train(members, sent, states, self.round)
@@ -245,13 +246,6 @@ class _Watched(Correction):
     def finish(self, context: ClientContext, carry: Carry, displacement: Tensor) -> Finish:
         self.see(context.origin + displacement)
         return Finish()
-
-
-def _slices(samples: Samples) -> Iterator[tuple[float, Samples]]:
-    inputs, targets = samples
-    for start in range(0, len(inputs), GRADIENT_SLICE):
-        part = slice(start, start + GRADIENT_SLICE)
-        yield len(inputs[part]) / len(inputs), (inputs[part], targets[part])
 
 
 @contextmanager
@@ -279,16 +273,13 @@ def inspect(
                 FlatfedWarning,
                 stacklevel=3,
             )
-    engine = start_engine(task, algorithm or Algorithm(), training or Training(rounds=1), execution)
-    try:
+    algorithm, training = algorithm or Algorithm(), training or Training(rounds=1)
+    with closing(start_engine(task, algorithm, training, execution)) as engine:
         state, clients = TrainingState.initial(engine.plan, task.model), engine.clients
         if run is not None:
-            buffers = dict(run.model.named_buffers())
-            state = TrainingState(run.server, buffers, len(run.history))
+            state = TrainingState(run.server, dict(run.model.named_buffers()), len(run.history))
             clients = run.clients
         yield _subject(task, execution, engine, state, clients)
-    finally:
-        engine.close()
 
 
 @contextmanager
@@ -305,8 +296,7 @@ def inspect_folder(folder: Path) -> Iterator[Subject]:
     checkpoint = existing.last_checkpoint()
     config = Config.checked(values)
     task, execution = config.make_task(), config.execution.replaced(engine="local", ray_address=None)
-    engine = start_engine(task, config.make_algorithm(), config.training, execution)
-    try:
+    with closing(start_engine(task, config.make_algorithm(), config.training, execution)) as engine:
         if run_identity(task, engine.plan).digest != checkpoint.identity:
             raise FlatfedError(
                 f"{folder}: its checkpoint was made with other data or by another version of flatfed; "
@@ -315,8 +305,6 @@ def inspect_folder(folder: Path) -> Iterator[Subject]:
         existing.load_clients(engine.clients)
         state = TrainingState(checkpoint.server, checkpoint.buffers, checkpoint.round)
         yield _subject(task, execution, engine, state, engine.clients)
-    finally:
-        engine.close()
 
 
 def _subject(

@@ -16,7 +16,7 @@ from flatfed.core.types import Count, Positive, Seed
 from flatfed.data.federation import Samples
 from flatfed.diagnostics import figures
 from flatfed.diagnostics.registry import diagnostic
-from flatfed.diagnostics.subject import Subject, Tick, silent
+from flatfed.diagnostics.subject import Subject, Tick, part_of, silent, ticked
 from flatfed.runs.statistics import finite_values
 
 KINDS = {"train": "training loss", "test": "test loss"}
@@ -25,12 +25,8 @@ HOVER = "a %{y:.3g}, b %{x:.3g}<br>loss %{z:.4g}<extra></extra>"
 
 def random_directions(size: int, count: int, seed: int) -> Tensor:
     """Orthogonal Gaussian directions [count, P]; they depend on the seed and the size alone."""
-    directions = torch.stack(
-        [
-            torch.randn(size, generator=random.torch_generator(seed, "surface", number), dtype=torch.float64)
-            for number in range(count)
-        ]
-    )
+    generators = [random.torch_generator(seed, "surface", number) for number in range(count)]
+    directions = torch.stack([torch.randn(size, generator=own, dtype=torch.float64) for own in generators])
     for number in range(1, count):
         for earlier in directions[:number]:
             directions[number] -= (directions[number] @ earlier) / (earlier @ earlier) * earlier
@@ -60,13 +56,10 @@ def losses_on_plane(
     samples: Samples, tick: Tick = silent,
 ) -> list[list[float]]:  # fmt: skip
     """losses[i][j] at origin + a[i] first + b[j] second."""
-    rows = []
-    for number, along in enumerate(a):
-        rows.append(
-            [subject.evaluate(origin + along * first + across * second, samples)["loss"] for across in b]
-        )
-        tick((number + 1) / len(a))
-    return rows
+    return [
+        [subject.evaluate(origin + along * first + across * second, samples)["loss"] for across in b]
+        for along in ticked(a, tick)
+    ]
 
 
 def grid_summary(losses: Iterable[Iterable[Any]]) -> str:
@@ -90,11 +83,9 @@ def show(measured: figures.Measurements) -> figures.Content:
         drawn = [method for method in methods if len(method.first["b"]) > 1 and _losses(method, kind)]
         content += [_picture(method, kind, *scale) for method in drawn]
         cuts = [_cut(method, kind) for method in methods if _losses(method, kind)]
-        title = f"{name.capitalize()} along the first direction"
+        file, title = f"surface-cut-{kind}", f"{name.capitalize()} along the first direction"
         note = "The model moved by a times a random direction, the same for all methods under one seed."
-        content.append(
-            figures.chart(f"surface-cut-{kind}", title, cuts, "a", name, note, titled=False, decades=math.inf)
-        )
+        content.append(figures.chart(file, title, cuts, "a", name, note, titled=False, decades=math.inf))
     return sorted(content, key=lambda figure: math.inf if figure.method is None else figure.method)
 
 
@@ -147,23 +138,13 @@ def surface(
     The papers' pictures have 51 points and all samples. `dimensions=1` stays on d₁ (b = 0). Use one seed for
     all methods that are compared.
     """
-    model, layout = subject.model, subject.layout
+    model, layout = subject.model, subject.plan.layout
     raw = random_directions(len(model), 2, seed).to(model)
     first, second = (filter_normalised(layout, direction, model) for direction in raw)
     a = torch.linspace(-extent, extent, points).tolist()
     b = a if dimensions == 2 else [0.0]
     train, test = subject.training_data(samples), subject.test_data(samples)
-    share = 0.5 if test else 1.0
-
-    def losses(data: Samples, done: float) -> list[list[float]]:
-        return losses_on_plane(
-            subject, model, first, second, a, b, data, lambda now: tick(done + share * now)
-        )
-
-    return {
-        "a": a,
-        "b": b,
-        "train": losses(train, 0.0),
-        "test": losses(test, 0.5) if test else None,
-        "seed": seed,
-    }
+    plane = (subject, model, first, second, a, b)
+    on_train = losses_on_plane(*plane, train, part_of(tick, 0, 0.5 if test else 1))
+    on_test = losses_on_plane(*plane, test, part_of(tick, 0.5, 1)) if test else None
+    return {"a": a, "b": b, "train": on_train, "test": on_test, "seed": seed}

@@ -35,6 +35,8 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,7 +49,7 @@ from flatfed.core.types import Count
 from flatfed.diagnostics import figures
 from flatfed.diagnostics.hessian import products, top_eigenvalues
 from flatfed.diagnostics.registry import diagnostic
-from flatfed.diagnostics.subject import Subject, Tick, silent
+from flatfed.diagnostics.subject import Subject, Tick, silent, ticked
 from flatfed.parts.correct import MomentumControlVariate
 from flatfed.parts.schedule import LinearDecay
 from flatfed.runs.statistics import finite
@@ -79,31 +81,24 @@ def stability_bound(
 
 
 def fedswa_generalization_order(
-    *,
-    clients: int,
-    samples: float,
-    steps: int,
-    rounds: int,
-    lipschitz: float,
-    smoothness: float,
-    heterogeneity: float,
-    deviation: float,
-    momentum: bool,
+    constants: Mapping[str, float], *, clients: int, samples: float, steps: int, rounds: int, momentum: bool
 ) -> float:
     """How the FedSWA paper's generalization bound (Theorem 5.1) grows, without its constant factor.
 
         L/(N n β) e^(1 + 1/T) (c L + c' σ_g + c σ),   c = 1 + (2 + 1/(KT))^(K−1)/T
 
-    with c' = c for FedSWA and 1 for FedMoSWA (`momentum`); N clients of n samples, L-Lipschitz and β-smooth
-    losses, heterogeneity σ_g and gradient deviation σ. Since c doubles with every local step it says nothing
-    about the size of a gap, only how the two methods compare.
+    with c' = c for FedSWA and 1 for FedMoSWA (`momentum`); N clients of n samples; as `constants` L-Lipschitz
+    and β-smooth losses, heterogeneity σ_g and gradient deviation σ. Since c doubles with every local step it
+    says nothing about the size of a gap, only how the two methods compare.
     """
     try:
         factor = 1 + (2 + 1 / (steps * rounds)) ** (steps - 1) / rounds
     except OverflowError:
         factor = math.inf
-    inner = factor * lipschitz + (1.0 if momentum else factor) * heterogeneity + factor * deviation
-    return lipschitz / (clients * samples * smoothness) * math.exp(1 + 1 / rounds) * inner
+    lipschitz, deviation = constants["lipschitz"], constants["gradient_deviation"]
+    spread = (1.0 if momentum else factor) * constants["heterogeneity"]
+    inner = factor * lipschitz + spread + factor * deviation
+    return lipschitz / (clients * samples * constants["smoothness"]) * math.exp(1 + 1 / rounds) * inner
 
 
 def examined_sizes(subject: Subject) -> list[int]:
@@ -139,17 +134,15 @@ def estimated_constants(
     subject: Subject, clients: int | None = 10, count: int = 5, tick: Tick = silent
 ) -> dict[str, float]:
     """Θ, and at the present model: smoothness, σ, σ_g (root mean squares) and the largest client gradient."""
-    members = subject.some_clients(clients)
     model = subject.model
     whole, deviations, curvatures = [], [], []
-    for number, client in enumerate(members):
+    for client in ticked(subject.some_clients(clients), tick):
         data = subject.data(client)
         whole.append(subject.gradient(model, data))
         own = whole[-1] + subject.training.weight_decay * model
         spread = batch_gradients(subject, model, client, count) - own
         deviations.append(float(spread.square().sum(1).mean()))
         curvatures.append(top_eigenvalues(products(subject, data), len(model), 1)[0])
-        tick((number + 1) / len(members))
     gradients = torch.stack(whole)
     apart = (gradients - gradients.mean(0)).square().sum(1)
     return {
@@ -184,10 +177,8 @@ def show(measured: figures.Measurements) -> figures.Content:
         if discrepancies:
             lines += [method.mean_line("rounds", "discrepancy") for method in discrepancies]
             note += " Full: measured, with one client replaced."
-        file, title = f"theory-{index}", name.replace("_", " ").capitalize()
-        content.append(
-            figures.chart(file, title, lines, "rounds", name, note, titled=False, decades=math.inf)
-        )
+        labels = f"theory-{index}", name.replace("_", " ").capitalize()
+        content.append(figures.chart(*labels, lines, "rounds", name, note, titled=False, decades=math.inf))
     return content
 
 
@@ -198,7 +189,6 @@ def theory(
     """Estimated constants and the bounds that they give; the measured discrepancy is global_stability's."""
     constants = estimated_constants(subject, clients, tick=tick)
     settings, rounds = subject.training, rounds or subject.training.rounds
-    sizes = examined_sizes(subject)
     steps = most_steps(subject)
     bounds: dict[str, Any] = {}
     stability = stability_bound(subject.algorithm, settings, steps, constants["gradient_bound"], rounds)
@@ -207,21 +197,14 @@ def theory(
     # The theorem is about step sizes that fall within a round, with or without momentum control variates.
     if isinstance(subject.algorithm.schedule, LinearDecay) and constants["smoothness"] > 0:
         x = sorted({max(1, rounds * part // 20) for part in range(1, 21)})
-        y = [
-            fedswa_generalization_order(
-                clients=len(subject.federation),
-                samples=statistics.fmean(sizes),
-                steps=steps,
-                rounds=number,
-                lipschitz=constants["lipschitz"],
-                smoothness=constants["smoothness"],
-                heterogeneity=constants["heterogeneity"],
-                deviation=constants["gradient_deviation"],
-                momentum=any(
-                    isinstance(part, MomentumControlVariate) for part in subject.algorithm.corrections
-                ),
-            )
-            for number in x
-        ]
+        order = partial(
+            fedswa_generalization_order,
+            constants,
+            clients=len(subject.federation),
+            samples=statistics.fmean(examined_sizes(subject)),
+            steps=steps,
+            momentum=any(isinstance(part, MomentumControlVariate) for part in subject.algorithm.corrections),
+        )
+        y = [order(rounds=number) for number in x]
         bounds["generalization (order of growth)"] = {"x": x, "y": y}
     return {"constants": constants, "bounds": bounds}

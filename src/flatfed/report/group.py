@@ -9,28 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flatfed.diagnostics.figures import NumberedMethod
 from flatfed.report.read import RunRecord
+from flatfed.runs import statistics
 from flatfed.runs.identity import method_of, setting_of
-from flatfed.runs.statistics import (
-    ACCURACY,
-    Curve,
-    Spread,
-    best,
-    by_round,
-    finite,
-    first_round_reaching,
-    last,
-    running_total,
-)
+from flatfed.runs.statistics import ACCURACY, Curve, Spread, finite
 
 
 @dataclass(frozen=True)
-class Method:
+class Method(NumberedMethod):
     """One config under one or more seeds."""
 
-    number: int
-    """Its place in the comparison."""
-    label: str
     runs: tuple[RunRecord, ...]
 
     @property
@@ -51,20 +40,20 @@ class Method:
         return len({_text(run.seed) for run in self.runs})
 
     def curve(self, key: str = ACCURACY) -> Curve:
-        return Curve.of([by_round(run.history, key) for run in self.counted])
+        return Curve.of([statistics.by_round(run.history, key) for run in self.counted])
 
     def running_total(self, *keys: str) -> Curve:
-        return Curve.of([running_total(run.history, *keys) for run in self.counted])
+        return Curve.of([statistics.running_total(run.history, *keys) for run in self.counted])
 
     def last(self, key: str = ACCURACY) -> Spread | None:
-        return Spread.of_finite(last(run.history, key) for run in self.counted)
+        return Spread.of_finite(statistics.last(run.history, key) for run in self.counted)
 
     def best(self, key: str = ACCURACY) -> Spread | None:
-        return Spread.of_finite(best(run.history, key) for run in self.counted)
+        return Spread.of_finite(statistics.best(run.history, key) for run in self.counted)
 
     def rounds_to(self, target: float) -> list[int]:
         """The first round with at least the target accuracy, of the runs that have one."""
-        rounds = (first_round_reaching(run.history, target) for run in self.counted)
+        rounds = (statistics.first_round_reaching(run.history, target) for run in self.counted)
         return [number for number in rounds if number is not None]
 
     def measured(self, name: str) -> list[Mapping[str, Any]]:
@@ -92,12 +81,10 @@ class Comparison:
 
 def _one_per_seed(runs: Sequence[RunRecord]) -> list[RunRecord]:
     """Of each seed the first run that got furthest."""
-    furthest: dict[str, RunRecord] = {}
+    by_seed: dict[str, list[RunRecord]] = {}
     for run in runs:
-        known = furthest.setdefault(_text(run.seed), run)
-        if len(run.history) > len(known.history):
-            furthest[_text(run.seed)] = run
-    return list(furthest.values())
+        by_seed.setdefault(_text(run.seed), []).append(run)
+    return [max(group, key=lambda run: len(run.history)) for group in by_seed.values()]
 
 
 # -- grouping ---------------------------------------------------------------------------------------------
@@ -109,16 +96,14 @@ def comparisons(runs: Sequence[RunRecord], labels: Mapping[Path, str]) -> list[C
     for run in runs:
         methods = settings.setdefault(_text(setting_of(run.config)), {})
         methods.setdefault(_text([labels.get(run.folder), method_of(run.config)]), []).append(run)
-    return [_comparison(list(methods.values()), labels) for methods in settings.values()]
-
-
-def _comparison(groups: Sequence[Sequence[RunRecord]], labels: Mapping[Path, str]) -> Comparison:
-    names = _labels([group[0] for group in groups], labels)
-    methods = []
-    for number, (name, group) in enumerate(zip(names, groups, strict=True)):
-        by_seed = sorted(group, key=lambda run: _text(run.seed).zfill(24))
-        methods.append(Method(number, name, tuple(by_seed)))
-    return Comparison(setting_of(groups[0][0].config), tuple(methods))
+    results = []
+    for groups in settings.values():
+        by_seed = [sorted(group, key=lambda run: _text(run.seed).zfill(24)) for group in groups.values()]
+        firsts = [group[0] for group in by_seed]
+        named = zip(_labels(firsts, labels), by_seed, strict=True)
+        numbered = tuple(Method(number, name, tuple(group)) for number, (name, group) in enumerate(named))
+        results.append(Comparison(setting_of(firsts[0].config), numbered))
+    return results
 
 
 def _text(value: Any) -> str:
@@ -128,10 +113,10 @@ def _text(value: Any) -> str:
 def _labels(runs: Sequence[RunRecord], labels: Mapping[Path, str]) -> list[str]:
     """Given names, or the algorithm's with the options in which methods of that name differ."""
     names = [labels.get(run.folder) or algorithm_name(run.config) for run in runs]
-    flat = [flattened(method_of(run.config)) for run in runs]
+    named = list(zip(names, (flattened(method_of(run.config)) for run in runs), strict=True))
     complete = []
-    for name, own in zip(names, flat, strict=True):
-        namesakes = [config for config, other in zip(flat, names, strict=True) if other == name]
+    for name, own in named:
+        namesakes = [config for other, config in named if other == name]
         options = [f"{key.rpartition('.')[2]} {own.get(key, '–')}" for key in differing_keys(namesakes)]
         complete.append(f"{name} ({', '.join(options)})" if options else name)
     return complete
@@ -148,11 +133,8 @@ def algorithm_name(config: Mapping[str, Any]) -> str:
     algorithm = config["algorithm"]
     if isinstance(algorithm.get("name"), str):
         return str(algorithm["name"])
-    parts = [
-        part
-        for filling in algorithm.values()
-        for part in (filling if isinstance(filling, list) else [filling])
-    ]
+    fillings = [filling if isinstance(filling, list) else [filling] for filling in algorithm.values()]
+    parts = [part for filling in fillings for part in filling]
     names = [part.get("part", "") if isinstance(part, dict) else str(part) for part in parts]
     return " × ".join(filter(None, map(str, names))) or "custom"
 

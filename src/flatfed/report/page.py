@@ -70,16 +70,20 @@ def write_report(
         for number, comparison in enumerate(comparisons(runs, labels or {}))
     ]
     watch("writing the page")
-    figures = {
-        f"{part.number}-{figure.name}": _figure(figure, part)
-        for part in parts
-        for section in part.sections
-        for figure in section.content
-        if isinstance(figure, Figure)
-    }
+    figures = {}
+    for part in parts:
+        for figure in (item for section in part.sections for item in section.content):
+            if isinstance(figure, Figure):
+                fields = {key: getattr(figure, key) for key in ("name", "layout", "columns")}
+                figures[f"{part.number}-{figure.name}"] = {
+                    "part": part.number,
+                    "data": figure.traces,
+                    **fields,
+                }
+    names = [method.label for part in parts for method in part.comparison.methods]
     page = render(
         "page.html",
-        title=title or _title(parts),
+        title=title or (names[0] if len(names) == 1 else f"{len(names)} methods compared"),
         parts=parts,
         tables=tables,
         details=_details,
@@ -120,16 +124,9 @@ def _part(
         sections.other_curves(comparison),
         split,
     ]
-    shared, differences = sections.configs(comparison)
-    return PagePart(
-        number=number,
-        headline=sections.headline(comparison),
-        comparison=comparison,
-        sections=[section for section in content if section.content],
-        shared=shared,
-        differences=differences,
-        notes=notes + problems,
-    )
+    shown = [section for section in content if section.content]
+    headline, settings = sections.headline(comparison), sections.configs(comparison)
+    return PagePart(number, headline, comparison, shown, *settings, notes + problems)
 
 
 def _run_notes(run: RunRecord) -> list[str]:
@@ -142,21 +139,6 @@ def _run_notes(run: RunRecord) -> list[str]:
     if lost:
         notes.append(f"{run.folder}: at the last round {', '.join(lost)} is not a finite number")
     return notes
-
-
-def _title(parts: Sequence[PagePart]) -> str:
-    names = [method.label for part in parts for method in part.comparison.methods]
-    return names[0] if len(names) == 1 else f"{len(names)} methods compared"
-
-
-def _figure(figure: Figure, part: PagePart) -> dict[str, Any]:
-    return {
-        "name": figure.name,
-        "part": part.number,
-        "data": figure.traces,
-        "layout": figure.layout,
-        "columns": figure.columns,
-    }
 
 
 @lru_cache(maxsize=1)
@@ -194,7 +176,7 @@ def command(run: RunRecord) -> str:
 
 def _details(method: Method) -> list[tuple[str, str]]:
     """How and with what a method was run; where its runs differ, each variant once."""
-    details: dict[tuple[str, str], None] = {}
+    details: dict[str, dict[str, None]] = {}
     for run in method.runs:
         versions, engine = (run.environment.get(key) for key in ("versions", "engine"))
         listed = versions if isinstance(versions, Mapping) else {}
@@ -206,6 +188,6 @@ def _details(method: Method) -> list[tuple[str, str]]:
             "machine": str(run.environment.get("platform") or ""),
             "engine": path,
         }
-        details |= {(name, value): None for name, value in facts.items() if value}
-    order = list(dict.fromkeys(name for name, _ in details))
-    return sorted(details, key=lambda detail: order.index(detail[0]))
+        for name, value in facts.items():
+            details.setdefault(name, {})[value] = None
+    return [(name, value) for name, values in details.items() for value in values if value]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flatfed.core.errors import FlatfedError
-from flatfed.diagnostics.folder import FORMAT as DIAGNOSTICS_FORMAT
+from flatfed.diagnostics.folder import FORMAT
 from flatfed.runs.folder import Manifest, RunFolder, read_json
 from flatfed.training.loop import History
 
@@ -65,10 +65,8 @@ def read_run(path: Path) -> RunRecord:
     config = read_json(path / "config.json")
     for table in ("algorithm", "training"):
         if not isinstance(config, dict) or not isinstance(config.get(table), dict):
-            raise FlatfedError(
-                f"{path / 'config.json'}: has no table {table!r}; was it written by another version of "
-                "flatfed?"
-            )
+            advice = "was it written by another version of flatfed?"
+            raise FlatfedError(f"{path / 'config.json'}: has no table {table!r}; {advice}")
     notes: list[str] = []
     environment = _read_optional(path / "environment.json", notes)
     clients = _read_optional(path / "clients.json", notes).get("clients")
@@ -108,19 +106,16 @@ def _read_diagnostics(folder: RunFolder, finished: int, notes: list[str]) -> dic
     diagnostics = {}
     for file in sorted((folder.path / "diagnostics").glob("*.json")):
         content = _read_optional(file, notes)
-        if content.get("format", DIAGNOSTICS_FORMAT) != DIAGNOSTICS_FORMAT:
-            notes.append(
-                f"{file}: its format is {content['format']!r}, this version reads {DIAGNOSTICS_FORMAT}"
-            )
-        elif isinstance(content.get("result"), dict) and content.get("round", now) != now:
-            notes.append(
-                f"{file}: measured after round {content['round']}, but the run is at {now}; left out, "
-                "measure it again"
-            )
-        elif isinstance(content.get("result"), dict):
-            diagnostics[file.stem] = content
-        elif content:
+        measured = content.get("round", now)
+        if content.get("format", FORMAT) != FORMAT:
+            notes.append(f"{file}: its format is {content['format']!r}, this version reads {FORMAT}")
+        elif content and not isinstance(content.get("result"), dict):
             notes.append(f"{file}: it has no result")
+        elif measured != now:
+            advice = "left out, measure it again"
+            notes.append(f"{file}: measured after round {measured}, but the run is at {now}; {advice}")
+        elif content:
+            diagnostics[file.stem] = content
     return diagnostics
 
 
@@ -140,10 +135,9 @@ def _read_optional(path: Path, notes: list[str]) -> dict[str, Any]:
         return {}
     try:
         content = read_json(path)
+        if not isinstance(content, dict):
+            raise FlatfedError(f"{path}: not what a run writes")
     except FlatfedError as error:
         notes.append(str(error))
-        return {}
-    if not isinstance(content, dict):
-        notes.append(f"{path}: not what a run writes")
         return {}
     return content

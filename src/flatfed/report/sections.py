@@ -14,27 +14,7 @@ import numpy as np
 from flatfed.core.errors import FlatfedError
 from flatfed.data.partition import class_counts
 from flatfed.data.partition.base import Indices
-from flatfed.diagnostics import DIAGNOSTICS
-from flatfed.diagnostics.figures import (
-    Content,
-    Figure,
-    MethodResults,
-    Table,
-    TableCell,
-    Trace,
-    amount,
-    axes,
-    box,
-    box_chart,
-    cell,
-    chart,
-    heights,
-    line,
-    log_axis,
-    method_table,
-    percent,
-    rounded,
-)
+from flatfed.diagnostics import DIAGNOSTICS, figures
 from flatfed.report.group import Comparison, Method, algorithm_name, differing_keys, flattened
 from flatfed.report.read import RunRecord
 from flatfed.report.split import binned
@@ -68,7 +48,7 @@ DIAGNOSED = {
     "generalisation": ("Generalisation", ""),
 }
 """The sections of the diagnostics, their titles and introductions; other sections follow these."""
-Column = Callable[[Method], TableCell]
+Column = Callable[[Method], figures.TableCell]
 
 
 @dataclass
@@ -77,7 +57,7 @@ class Section:
 
     name: str
     title: str
-    content: Content = ()
+    content: figures.Content = ()
     note: str = ""
 
     def __post_init__(self) -> None:
@@ -92,8 +72,8 @@ def summary(comparison: Comparison, targets: Sequence[float], test_samples: int 
     keys = comparison.history_keys()
     columns: dict[str, Column] = {}
     if ACCURACY in keys:
-        columns["accuracy %"] = lambda method: percent(method.last())
-        columns["best %"] = lambda method: percent(method.best())
+        columns["accuracy %"] = lambda method: figures.percent(method.last())
+        columns["best %"] = lambda method: figures.percent(method.best())
         for target in targets:
             columns[f"rounds to {100 * target:.4g} %"] = _rounds_to(target)
     else:
@@ -102,11 +82,13 @@ def summary(comparison: Comparison, targets: Sequence[float], test_samples: int 
     columns |= {
         "clients' deviation %": _client_column("training", 1),
         "by chance %": _client_column("training", 2),
-        "MB down": lambda method: amount(method.running_total("bytes_down").end, 1 / MEGABYTE),
-        "MB up": lambda method: amount(method.running_total("bytes_up").end, 1 / MEGABYTE),
-        "gradients": lambda method: cell(method.running_total("gradient_evaluations").end, 0),
-        "seconds": lambda method: cell(method.running_total("seconds").end, 1),
-        "rounds": lambda method: cell(float(min((len(run.history) for run in method.counted), default=0)), 0),
+        "MB down": lambda method: figures.amount(method.running_total("bytes_down").end, 1 / MEGABYTE),
+        "MB up": lambda method: figures.amount(method.running_total("bytes_up").end, 1 / MEGABYTE),
+        "gradients": lambda method: figures.cell(method.running_total("gradient_evaluations").end, 0),
+        "seconds": lambda method: figures.cell(method.running_total("seconds").end, 1),
+        "rounds": lambda method: figures.cell(
+            min((len(run.history) for run in method.counted), default=0), 0
+        ),
         "seeds": _seeds,
     }
     several = max(len(method.counted) for method in comparison.methods) > 1
@@ -122,7 +104,7 @@ def summary(comparison: Comparison, targets: Sequence[float], test_samples: int 
         "MB and gradients: of the whole run, all participants. Clients' deviation: of the final model's "
         "accuracy on each client's own data; by chance: what equally good clients of their sizes would show."
     )
-    table = method_table("summary", "Results", comparison.methods, columns, " ".join(notes))
+    table = figures.method_table("summary", "Results", comparison.methods, columns, " ".join(notes))
     return Section("summary", "Summary", [table])
 
 
@@ -132,21 +114,21 @@ def _highest_accuracy(comparison: Comparison) -> float | None:
 
 
 def _last(key: str) -> Column:
-    return lambda method: cell(method.last(key), 4)
+    return lambda method: figures.cell(method.last(key), 4)
 
 
-def _seeds(method: Method) -> TableCell:
+def _seeds(method: Method) -> figures.TableCell:
     counted, everything = len(method.counted), method.seeds
-    return TableCell(str(counted) if counted == everything else f"{counted} of {everything}", counted)
+    return figures.TableCell(str(counted) if counted == everything else f"{counted} of {everything}", counted)
 
 
 def _rounds_to(target: float) -> Column:
     """A column with the rounds to an accuracy, and how many seeds reach it if not all do."""
 
-    def make(method: Method) -> TableCell:
+    def make(method: Method) -> figures.TableCell:
         rounds = method.rounds_to(target)
         some = f" ({len(rounds)} of {len(method.counted)})" if len(rounds) < len(method.counted) else ""
-        return cell(Spread.of(rounds), 0, more=some) if rounds else TableCell("not reached")
+        return figures.cell(Spread.of(rounds), 0, more=some) if rounds else figures.TableCell("not reached")
 
     return make
 
@@ -168,16 +150,16 @@ def curves(comparison: Comparison) -> Section:
     """Every metric against rounds, and the first one and its loss against traffic and computation."""
     keys = comparison.history_keys()
     metrics = _metrics(keys)
-    figures = [_curves(comparison, key) for key in metrics]
-    main = [key for key in metrics if key in {metrics[0], "test_loss"}] or metrics[:1]
+    content = [_curves(comparison, key) for key in metrics]
+    main = [key for key in metrics if key in {metrics[0], "test_loss"}]
     for cost, (_, costs, _) in COSTS.items():
         if any(name in keys for name in costs):
-            figures += [_curves(comparison, key, cost) for key in main]
+            content += [_curves(comparison, key, cost) for key in main]
     note = (
         "Lines are means over seeds, bands one standard deviation between them. Accuracy axes leave out the "
         "first steep rise; drag to zoom, double-click to see everything."
     )
-    return Section("training", "Training", figures, note)
+    return Section("training", "Training", content, note)
 
 
 def other_curves(comparison: Comparison) -> Section:
@@ -188,11 +170,11 @@ def other_curves(comparison: Comparison) -> Section:
         "The training loss is taken where the algorithm evaluates it, for some at a perturbed point: compare "
         "it between algorithms with care."
     )
-    figures = [_curves(comparison, key) for key in others]
-    return Section("rounds", "Round by round", figures, note if "train_loss" in others else "")
+    content = [_curves(comparison, key) for key in others]
+    return Section("rounds", "Round by round", content, note if "train_loss" in others else "")
 
 
-def _curves(comparison: Comparison, key: str, cost: str = "") -> Figure:
+def _curves(comparison: Comparison, key: str, cost: str = "") -> figures.Figure:
     """One quantity of all methods against rounds or a cost, accuracies in percent."""
     unit, costs, size = COSTS[cost] if cost else ("rounds", (), 1.0)
     is_accuracy, title = key.endswith("accuracy"), _title(key)
@@ -203,17 +185,17 @@ def _curves(comparison: Comparison, key: str, cost: str = "") -> Figure:
         x = [spent[number] / size for number in curve.rounds] if cost else curve.rounds
         deviation = [scale * value for value in curve.deviation] if curve.deviation else None
         if curve.rounds:
-            traces.append(line(method, x, [scale * value for value in curve.mean], deviation))
-    layout = axes(unit, "")
+            traces.append(figures.line(method, x, [scale * value for value in curve.mean], deviation))
+    layout = figures.axes(unit, "")
     if key.endswith("loss"):
-        layout = log_axis(layout, traces)
+        layout = figures.log_axis(layout, traces)
     if is_accuracy and traces:
         layout["yaxis"] |= {"ticksuffix": " %", "range": _upper_range(traces)}
     name, title = f"{key}-{cost or 'rounds'}", f"{title} against {cost}" if cost else title
-    return Figure(name, title, traces, layout, columns=("method", unit, label))
+    return figures.Figure(name, title, traces, layout, columns=("method", unit, label))
 
 
-def _upper_range(traces: Sequence[Trace]) -> list[float]:
+def _upper_range(traces: Sequence[figures.Trace]) -> list[float]:
     """Around the upper nine tenths of the values: what matters is where the methods end."""
     values = [value for trace in traces for value in trace["y"] if value is not None]
     low, high = float(np.quantile(values, 0.1)), max(values)
@@ -240,25 +222,25 @@ def to_targets(comparison: Comparison, targets: Sequence[float]) -> Section:
     rounds = {header: _rounds_to(target) for header, target in headers.items()}
     megabytes = {header: _megabytes_to(target) for header, target in headers.items()}
     traces = [
-        line(method, [100 * target for target in targets], means, mode="lines+markers")
+        figures.line(method, [100 * target for target in targets], means, mode="lines+markers")
         for method in methods
         if any(means := [mean(method.rounds_to(target)) for target in targets])
     ]
     title, x = "Rounds to an accuracy", "test accuracy (%)"
-    figure = chart("rounds-to-target", title, traces, x, "rounds", titled=False)
+    figure = figures.chart("rounds-to-target", title, traces, x, "rounds", titled=False)
     note = "Means over the seeds that reach it; in brackets how many do, if not all."
     tables = [
-        method_table("rounds-to-target", "Rounds", methods, rounds, note),
-        method_table("megabytes-to-target", "Megabytes, both ways", methods, megabytes),
+        figures.method_table("rounds-to-target", "Rounds", methods, rounds, note),
+        figures.method_table("megabytes-to-target", "Megabytes, both ways", methods, megabytes),
     ]
     return Section("targets", "Rounds to an accuracy", [*tables, figure])
 
 
 def _megabytes_to(target: float) -> Column:
-    def make(method: Method) -> TableCell:
+    def make(method: Method) -> figures.TableCell:
         spent = method.running_total("bytes_up", "bytes_down").means
         costs = [spent[number] / MEGABYTE for number in method.rounds_to(target) if number in spent]
-        return amount(Spread.of(costs)) if costs else TableCell("not reached")
+        return figures.amount(Spread.of(costs)) if costs else figures.TableCell("not reached")
 
     return make
 
@@ -275,7 +257,8 @@ def clients(comparison: Comparison) -> Section:
         for index, quantity in enumerate(("mean", "deviation", "by chance"))
     }
     note = "Deviation: between clients. By chance: what equally good clients of these sizes would show."
-    table = method_table("client-spread", "Accuracy over the clients", comparison.methods, columns, note)
+    title = "Accuracy over the clients"
+    table = figures.method_table("client-spread", title, comparison.methods, columns, note)
     tested = any(not figure.is_empty for figure in test)
     intro = "The final model on every client's own data, all seeds together."
     return Section("clients", "Clients", [*([table] if tested else []), *train, *test], intro)
@@ -292,7 +275,7 @@ def client_accuracies(run: RunRecord, kind: str) -> list[tuple[float, float | No
     return [(accuracy, samples) for accuracy, samples in pairs if accuracy is not None]
 
 
-def _client_cells(method: Method, kind: str) -> list[TableCell]:
+def _client_cells(method: Method, kind: str) -> list[figures.TableCell]:
     """The mean over clients, the deviation between them, and the deviation that chance would give."""
     means, deviations, chances = [], [], []
     for run in method.counted:
@@ -303,31 +286,30 @@ def _client_cells(method: Method, kind: str) -> list[TableCell]:
             deviations.append(statistics.pstdev(accuracies))
         if accuracies and len(sizes) == len(pairs) and all(0 <= accuracy <= 1 for accuracy in accuracies):
             chances.append(ClientSpread.of(accuracies, sizes).chance)
-    return [cell(Spread.of_finite(values), 1, 100) for values in (means, deviations, chances)]
+    return [figures.cell(Spread.of_finite(values), 1, 100) for values in (means, deviations, chances)]
 
 
 def _client_column(kind: str, index: int) -> Column:
     return lambda method: _client_cells(method, kind)[index]
 
 
-def _client_figures(comparison: Comparison, kind: str) -> list[Figure]:
+def _client_figures(comparison: Comparison, kind: str) -> list[figures.Figure]:
     boxes, shares = [], []
     for method in comparison.methods:
-        accuracies = [
-            100 * accuracy for run in method.counted for accuracy, _ in client_accuracies(run, kind)
-        ]
+        pairs = [pair for run in method.counted for pair in client_accuracies(run, kind)]
+        accuracies = [100 * accuracy for accuracy, _ in pairs]
         if accuracies:
-            boxes.append(box(method, accuracies))
+            boxes.append(figures.box(method, accuracies))
             levels = np.linspace(0, 1, min(len(accuracies), 200) + 1)
             curve = np.quantile(accuracies, levels, method="inverted_cdf")
-            shares.append(line(method, curve.tolist(), (100 * levels).tolist(), line={"shape": "hv"}))
+            shares.append(figures.line(method, curve.tolist(), (100 * levels).tolist(), line={"shape": "hv"}))
     name, x = "clients-test" if kind == "test" else "clients", "accuracy (%)"
     note = "Box: the middle half of the clients, the median. Whiskers: 5 and 95 %. Dashed: the mean."
     share_title = f"Clients at or below an accuracy on their {kind} data"
-    columns = ("method", x, "clients at or below (%)")
+    layout, columns = figures.axes(x, "share of clients (%)"), ("method", x, "clients at or below (%)")
     return [
-        box_chart(f"{name}-box", f"Accuracy on each client's own {kind} data", boxes, x, note),
-        Figure(f"{name}-share", share_title, shares, axes(x, "share of clients (%)"), columns=columns),
+        figures.box_chart(f"{name}-box", f"Accuracy on each client's own {kind} data", boxes, x, note),
+        figures.Figure(f"{name}-share", share_title, shares, layout, columns=columns),
     ]
 
 
@@ -336,11 +318,11 @@ def _client_figures(comparison: Comparison, kind: str) -> list[Figure]:
 
 def diagnosed(comparison: Comparison) -> tuple[list[Section], list[str]]:
     """What was measured, and notes about results that could not be understood."""
-    measured: dict[str, list[MethodResults]] = {}
+    measured: dict[str, list[figures.MethodResults]] = {}
     for name, method in itertools.product(sorted(DIAGNOSTICS), comparison.methods):
         if results := method.measured(name):
-            measured.setdefault(name, []).append(MethodResults(method.number, method.label, results))
-    contents: dict[str, list[Figure | Table]] = {name: [] for name in DIAGNOSED}
+            measured.setdefault(name, []).append(figures.MethodResults(method.number, method.label, results))
+    contents: dict[str, list[figures.Figure | figures.Table]] = {name: [] for name in DIAGNOSED}
     notes = []
     for name in measured:
         try:
@@ -348,11 +330,8 @@ def diagnosed(comparison: Comparison) -> tuple[list[Section], list[str]]:
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             # Files of another version or a damaged one must not cost the rest of the report.
             notes.append(f"diagnostics/{name}.json: not as expected ({error!r}), left out")
-    sections = []
-    for name, content in contents.items():
-        title, introduction = DIAGNOSED.get(name, (name.capitalize(), ""))
-        sections.append(Section(name, title, content, introduction))
-    return sections, notes
+    headings = {name: DIAGNOSED.get(name, (name.capitalize(), "")) for name in contents}
+    return [Section(name, title, contents[name], intro) for name, (title, intro) in headings.items()], notes
 
 
 # -- split ------------------------------------------------------------------------------------------------
@@ -374,13 +353,13 @@ def split_of(run: RunRecord) -> tuple[Indices, int]:
 def split(counts: Indices, seed: Any) -> Section:
     """Which client holds how many samples of which class."""
     values, clients, classes = binned(counts, 250, 100)
-    heatmap = heights(
+    heatmap = figures.heights(
         "heatmap",
         clients.tolist(),
         classes.tolist(),
         np.sqrt(values).T.tolist(),
         name="samples",
-        text=[rounded(row) for row in values.T.tolist()],
+        text=[figures.rounded(row) for row in values.T.tolist()],
         hovertemplate="client %{x}, class %{y}: %{text}<extra></extra>",
         xgap=1 if len(clients) <= 120 else 0,
         ygap=1,
@@ -395,14 +374,14 @@ def split(counts: Indices, seed: Any) -> Section:
         f"root of the count.{binning} The split under seed {seed}; other seeds divide the data anew."
     )
     title, columns = "Samples by class and client", ("client", "class", "samples")
-    figure = Figure("split", title, [heatmap], axes("client", "class"), note, columns)
+    figure = figures.Figure("split", title, [heatmap], figures.axes("client", "class"), note, columns)
     return Section("split", "Split", [figure])
 
 
 # -- configs ----------------------------------------------------------------------------------------------
 
 
-def configs(comparison: Comparison) -> tuple[list[tuple[str, str]], Table | None]:
+def configs(comparison: Comparison) -> tuple[list[tuple[str, str]], figures.Table | None]:
     """The settings that all methods share, and a table of those in which they differ."""
     flat = [flattened(method.config) for method in comparison.methods]
     differing = [key for key in differing_keys(flat) if key != "training.seed"]
@@ -411,11 +390,10 @@ def configs(comparison: Comparison) -> tuple[list[tuple[str, str]], Table | None
         differing = [key for key in differing if key != "algorithm.name"]
     if not differing:
         return shared, None
-    rows = [
-        [cell(method.label), *(cell(config.get(key)) for key in differing)]
-        for method, config in zip(comparison.methods, flat, strict=True)
-    ]
-    return shared, Table("differences", "What differs", ["method", *differing], rows)
+    columns = {
+        key: lambda method, key=key: figures.cell(flattened(method.config).get(key)) for key in differing
+    }
+    return shared, figures.method_table("differences", "What differs", comparison.methods, columns)
 
 
 def headline(comparison: Comparison) -> str:

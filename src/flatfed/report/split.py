@@ -53,12 +53,8 @@ def shade(value: float, largest: float) -> float:
 
 def colour(position: float) -> tuple[int, int, int]:
     """The ramp's red, green and blue at a position 0 … 1."""
-    scaled = position * (len(RAMP) - 1)
-    lower = min(int(scaled), len(RAMP) - 2)
-    red, green, blue = (
-        round(low + (high - low) * (scaled - lower))
-        for low, high in zip(RAMP[lower], RAMP[lower + 1], strict=True)
-    )
+    places = np.linspace(0, 1, len(RAMP))
+    red, green, blue = (round(float(np.interp(position, places, hue))) for hue in zip(*RAMP, strict=True))
     return red, green, blue
 
 
@@ -181,7 +177,6 @@ def check_output(path: Path) -> None:
 
 
 def write_picture(path: Path, counts: Indices, title: str, summary: PartitionSummary) -> None:
-    check_output(path)
     is_page = path.suffix.lower() == ".html"
     text = html_page(counts, title, summary) if is_page else svg_picture(counts, title)
     path.parent.mkdir(parents=True, exist_ok=True)
