@@ -5,8 +5,7 @@ Debian's package `dataset-fashion-mnist` is found where it installs itself, unle
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from flatfed.core.errors import check_choice
 from flatfed.data.datasets.base import TrainTest, image_set
@@ -23,26 +22,23 @@ FASHION_NORMALISATIONS = {
 }
 
 
-class _File(NamedTuple):
-    """One of the four files, in the order of `NAMES`, as it is published."""
-
-    checksum: str  # of the content, because Debian packs the files anew
-    packed_checksum: str
-    packed_size: int
+# Of each of the four files, in the order of `NAMES`: the checksum of its content, because Debian packs the
+# files anew, and the checksum and size of the published file.
+Files = tuple[tuple[str, str, int], ...]
 
 
-def _downloads(files: Sequence[_File], *urls: str) -> tuple[Download, ...]:
+def _downloads(files: Files, *urls: str) -> tuple[Download, ...]:
     return tuple(
-        Download(tuple(f"{url}{name}.gz" for url in urls), file.packed_checksum, file.packed_size)
-        for name, file in zip(NAMES, files, strict=True)
+        Download(tuple(f"{url}{name}.gz" for url in urls), checksum, size)
+        for name, (_, checksum, size) in zip(NAMES, files, strict=True)
     )
 
 
 MNIST_FILES = (
-    _File("md5:6bbc9ace898e44ae57da46a324031adb", "md5:f68b3c2dcbeaaa9fbdd348bbdeb94873", 9_912_422),
-    _File("md5:a25bea736e30d166cdddb491f175f624", "md5:d53e105ee54ea40749a09fcbcd1e9432", 28_881),
-    _File("md5:2646ac647ad5339dbf082846283269ea", "md5:9fb629c4189551a2d022fa330f9573f3", 1_648_877),
-    _File("md5:27ae3e4e09519cfbb04c329615203637", "md5:ec29112dd5afa0611ce80d1b7f02629c", 4_542),
+    ("md5:6bbc9ace898e44ae57da46a324031adb", "md5:f68b3c2dcbeaaa9fbdd348bbdeb94873", 9_912_422),
+    ("md5:a25bea736e30d166cdddb491f175f624", "md5:d53e105ee54ea40749a09fcbcd1e9432", 28_881),
+    ("md5:2646ac647ad5339dbf082846283269ea", "md5:9fb629c4189551a2d022fa330f9573f3", 1_648_877),
+    ("md5:27ae3e4e09519cfbb04c329615203637", "md5:ec29112dd5afa0611ce80d1b7f02629c", 4_542),
 )
 MNIST = DatasetInfo(
     "mnist",
@@ -56,10 +52,10 @@ MNIST = DatasetInfo(
     ),
 )
 FASHION_FILES = (
-    _File("md5:f4a8712d7a061bf5bd6d2ca38dc4d50a", "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d", 26_421_880),
-    _File("md5:9018921c3c673c538a1fc5bad174d6f9", "md5:25c81989df183df01b3e8a0aad5dffbe", 29_515),
-    _File("md5:8181f5470baa50b63fa0f6fddb340f0a", "md5:bef4ecab320f06d8554ea6380940ec79", 4_422_102),
-    _File("md5:15d484375f8d13e6eb1aabb0c3f46965", "md5:bb300cfdad3c16e7a12a480ee83cd310", 5_148),
+    ("md5:f4a8712d7a061bf5bd6d2ca38dc4d50a", "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d", 26_421_880),
+    ("md5:9018921c3c673c538a1fc5bad174d6f9", "md5:25c81989df183df01b3e8a0aad5dffbe", 29_515),
+    ("md5:8181f5470baa50b63fa0f6fddb340f0a", "md5:bef4ecab320f06d8554ea6380940ec79", 4_422_102),
+    ("md5:15d484375f8d13e6eb1aabb0c3f46965", "md5:bb300cfdad3c16e7a12a480ee83cd310", 5_148),
 )
 FASHION_MNIST = DatasetInfo(
     "fashion_mnist",
@@ -87,8 +83,8 @@ def load_fashion_mnist(
     return _load(FASHION_MNIST, folder, FASHION_FILES if verify else (), mean, std)
 
 
-def _load(info: DatasetInfo, folder: Folder, files: Sequence[_File], mean: float, std: float) -> TrainTest:
+def _load(info: DatasetInfo, folder: Folder, files: Files, mean: float, std: float) -> TrainTest:
     located = info.find(folder)
-    checksums = dict(zip(NAMES, (file.checksum for file in files), strict=False))
+    checksums = dict(zip(NAMES, (content for content, _, _ in files), strict=False))
     train, test = (read_labelled(info, located / part, 10, checksums=checksums) for part in ("train", "t10k"))
     return image_set(info.name, train, test, 10, (mean,), (std,))
