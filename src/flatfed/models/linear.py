@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Sequence
 
 from torch import nn
 
-from flatfed.models.base import register
+from flatfed.models.base import register, with_classifier
 
 
 @register
@@ -20,8 +18,4 @@ def logistic_regression(input_shape: Sequence[int], classes: int) -> nn.Module:
 @register
 def mlp(input_shape: Sequence[int], classes: int, hidden: Sequence[int] = (128, 128)) -> nn.Module:
     """Linear layers with ReLU between them; 784 inputs, (128, 128), 10 classes make 118,282 parameters."""
-    layers: list[nn.Module] = [nn.Flatten()]
-    sizes = [math.prod(input_shape), *hidden]
-    for before, after in itertools.pairwise(sizes):
-        layers += [nn.Linear(before, after), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(sizes[-1], classes))
+    return with_classifier([], input_shape, hidden, classes)

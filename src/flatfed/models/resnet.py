@@ -34,11 +34,10 @@ def resnet18(
     check_choice("stem", stem, get_args(Stem))
     check_choice("norm", norm, get_args(Norm))
     block_norm = _group_norm if norm == "group" else nn.BatchNorm2d
-    layers: list[nn.Module] = []
-    if stem == "cifar":
-        layers += [nn.Conv2d(channels, width, 3, padding=1, bias=False), _group_norm(width), nn.ReLU()]
-    else:
-        layers += [nn.Conv2d(channels, width, 7, 2, padding=3, bias=False), _group_norm(width), nn.ReLU()]
+    kernel, stride = (3, 1) if stem == "cifar" else (7, 2)
+    convolution = nn.Conv2d(channels, width, kernel, stride, padding=kernel // 2, bias=False)
+    layers: list[nn.Module] = [convolution, _group_norm(width), nn.ReLU()]
+    if stem == "imagenet":
         layers.append(nn.MaxPool2d(3, stride=2, padding=1))
     before = width
     for stage in range(4):

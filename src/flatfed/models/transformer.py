@@ -112,8 +112,7 @@ def _classifier(
         where = "config" if pretrained is None else f"pretrained = {pretrained!r}"
         raise FlatfedError(f"{where}: cannot build the model: {reason}") from error
     side = config.image_size
-    height, width = side if isinstance(side, list | tuple) else (side, side)
-    return ImageClassifier(network, (height, width))
+    return ImageClassifier(network, tuple(side) if isinstance(side, list | tuple) else (side, side))
 
 
 def _stored(
