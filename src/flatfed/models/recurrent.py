@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatfed.core.errors import FlatfedError
-from flatfed.models.base import register
+from flatfed.models import register
 
 
 @register

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatfed.core.errors import check_choice
-from flatfed.models.base import image_shape, register
+from flatfed.models import image_shape, register
 
 Stem = Literal["cifar", "imagenet"]
 Norm = Literal["group", "batch"]

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatfed.core.errors import FlatfedError, did_you_mean
-from flatfed.models.base import image_shape, register
+from flatfed.models import image_shape, register
 
 Fields = Mapping[str, Any] | None
 _SWIN_DEPTHS = [2, 2, 18, 2]

@@ -17,7 +17,7 @@ import numpy as np
 from flatfed.core.errors import FlatfedError, check_choice
 from flatfed.data.datasets.base import Labelled, TrainTest, image_set
 from flatfed.data.datasets.catalog import DatasetInfo, Folder, archive, register
-from flatfed.data.datasets.idx import read_labelled
+from flatfed.data.datasets.mnist import read_labelled
 
 SplitName = Literal["letters", "balanced", "byclass"]
 
