@@ -22,10 +22,7 @@ TITLE = "grey handwritten digits 8×8, 10 classes, 1,442 + 355"
 
 @register(DatasetInfo("digits", TITLE, origin="inside scikit-learn"))
 def load_digits_tensors(folder: Folder = None) -> TrainTest:
-    """Load the digits, inputs float32 in [0, 1] shaped [samples, 1, 8, 8], about 20 % of them test.
-
-    They are in no folder; `folder` is there because every loader has it.
-    """
+    """Load the digits as float32 in [0, 1], [samples, 1, 8, 8]; `folder` is ignored, there are no files."""
     # Importing scikit-learn takes about a second, which only the users of this data set should pay.
     from sklearn.datasets import load_digits  # noqa: PLC0415
 
