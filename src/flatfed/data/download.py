@@ -5,8 +5,6 @@ then renamed into place; whatever happens, no half file is left under a data set
 nothing but files and folders, none of which leaves the destination.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import functools
 import gzip

@@ -4,8 +4,6 @@ Images stay uint8 in memory; a batch is scaled, normalised and, in training only
 uses it. Augmentation draws from the client's own random stream. Evaluation is never augmented.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal

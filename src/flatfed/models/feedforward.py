@@ -1,7 +1,5 @@
 """Perceptrons, and small convolutional networks of the federated and the dataset-distillation literature."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The next-character model of the Shakespeare experiments."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

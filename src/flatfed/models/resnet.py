@@ -1,7 +1,5 @@
 """ResNet-18 with group normalisation."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Literal, get_args

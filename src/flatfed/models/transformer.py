@@ -1,7 +1,5 @@
 """Vision transformers, through the optional package `transformers`."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

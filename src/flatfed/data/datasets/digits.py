@@ -8,8 +8,6 @@ platform and library version, and stratified. The data do not say who wrote what
 on both sides: the test set measures new images, not new writers.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from flatfed.data.datasets.base import Labelled, TrainTest, train_test

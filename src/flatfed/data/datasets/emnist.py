@@ -7,8 +7,6 @@ Pixels are normalised by the mean and deviation of all training pixels of the cl
 `emnist_l` is the first ten letters: 48,000 training and 8,000 test images.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Literal, NamedTuple
 

@@ -4,8 +4,6 @@ LEAF's own script makes `train/` and `test/` (split by sample); `groups` are the
 pixel/255, ink dark on white; models see exactly those numbers.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from flatfed.data.datasets.base import Labelled, TrainTest, image_set

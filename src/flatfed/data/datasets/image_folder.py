@@ -4,8 +4,6 @@ All images must have one size. Without `mean` and `std` pixels are normalised by
 the training images. Files are read by Pillow, which only data sets of image files need.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -4,8 +4,6 @@ The idx format, in which EMNIST comes as well, is a magic number, the shape, the
 Debian's package `dataset-fashion-mnist` is found where it installs itself, unless a folder is given.
 """
 
-from __future__ import annotations
-
 import gzip
 import math
 import zlib
