@@ -179,6 +179,14 @@ def _check_samples(name: str, inputs: Tensor, targets: Tensor) -> None:
             raise FlatfedError(f"{name}: its {what} contain NaN or infinity; clean the data first")
 
 
+def _check_shape(name: str, inputs: Tensor, whose: str, others: Tensor) -> None:
+    if inputs.shape[1:] != others.shape[1:]:
+        raise FlatfedError(
+            f"{name}: its inputs are shaped {list(inputs.shape[1:])}, {whose} {list(others.shape[1:])}; "
+            "use one shape"
+        )
+
+
 class Pool:
     """Samples in two tensors, and the row numbers of each client."""
 
@@ -209,11 +217,7 @@ class Pool:
         clients = [as_samples(f"{name}[{number}]", pair) for number, pair in enumerate(clients)]
         for number, (inputs, targets) in enumerate(clients):
             _check_samples(f"{name}[{number}]", inputs, targets)
-            if inputs.shape[1:] != clients[0][0].shape[1:]:
-                raise FlatfedError(
-                    f"{name}[{number}]: its inputs are shaped {list(inputs.shape[1:])}, those of client 0 "
-                    f"{list(clients[0][0].shape[1:])}; use one shape"
-                )
+            _check_shape(f"{name}[{number}]", inputs, "those of client 0", clients[0][0])
         inputs = torch.cat([inputs for inputs, _ in clients])
         targets = torch.cat([targets for _, targets in clients])
         rows = torch.arange(len(inputs)).split([len(inputs) for inputs, _ in clients])
@@ -257,20 +261,13 @@ class PooledFederation(Federation):
         if test is not None:
             self.test = as_samples("test", test)
             _check_samples("test", *self.test)
-            self._check_shape("test", self.test[0])
+            _check_shape("test", self.test[0], "the clients'", pool.inputs)
         if client_tests is not None:
             if len(client_tests) != len(pool):
                 raise FlatfedError(
                     f"client_tests: there are {len(client_tests)} for {len(pool)} clients; give one for each"
                 )
-            self._check_shape("client_tests", client_tests.inputs)
-
-    def _check_shape(self, name: str, inputs: Tensor) -> None:
-        if inputs.shape[1:] != self.inputs.shape[1:]:
-            raise FlatfedError(
-                f"{name}: its inputs are shaped {list(inputs.shape[1:])}, the clients' "
-                f"{list(self.inputs.shape[1:])}; use one shape"
-            )
+            _check_shape("client_tests", client_tests.inputs, "the clients'", pool.inputs)
 
     def __len__(self) -> int:
         return len(self.pool)
