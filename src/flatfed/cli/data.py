@@ -1,7 +1,5 @@
 """The command line for data sets: `flatfed data list | get | check`."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

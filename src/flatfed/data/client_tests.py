@@ -11,8 +11,6 @@ general, because a class that many clients hold would run out.
 Natural clients (writers, roles) whose data set has test samples by the same clients get exactly those.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

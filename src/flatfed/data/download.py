@@ -5,8 +5,6 @@ then renamed into place; whatever happens, no half file is left under a data set
 nothing but files and folders, none of which leaves the destination.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import functools
 import gzip
@@ -22,7 +20,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path, PurePosixPath
-from typing import IO, NamedTuple
+from typing import IO
 
 from flatfed.core.errors import FlatfedError, did_you_mean
 from flatfed.data.datasets.catalog import (
@@ -146,15 +144,8 @@ def _download(url: str, path: Path, report: Callable[[int, int | None], None]) -
         raise _Unreachable(f"broke off after {done:,} of {total:,} bytes")
 
 
-class _Member(NamedTuple):
-    """An entry of an archive."""
-
-    name: str
-    is_folder: bool
-    is_special: bool  # a link or device
-    open: Callable[[], IO[bytes] | None]
-
-
+# An entry of an archive: its name, whether it is a folder, whether a link or device, and how to open it.
+_Member = tuple[str, bool, bool, Callable[[], IO[bytes] | None]]
 # What the standard library raises for archives that are cut off, damaged or encrypted.
 _BROKEN = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, EOFError, zlib.error, RuntimeError)
 
@@ -162,27 +153,25 @@ _BROKEN = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, EOFError, zli
 def unpack(archive: Path, folder: Path, contents: tuple[str, ...]) -> None:
     """Unpack the files that match `contents`; refuse an archive with links or names that leave the folder."""
 
-    def unsafe(member: _Member, reason: str) -> FlatfedError:
-        return FlatfedError(
-            f"{archive.name}: holds {member.name!r}, {reason}; nothing was unpacked, do not use it"
-        )
+    def unsafe(name: str, reason: str) -> FlatfedError:
+        return FlatfedError(f"{archive.name}: holds {name!r}, {reason}; nothing was unpacked, do not use it")
 
     kept = 0
     try:
-        for member in _members(archive):
-            path = PurePosixPath(member.name)
-            if member.is_special:
-                raise unsafe(member, "a link or device")
-            if path.is_absolute() or ".." in path.parts or any(sign in member.name for sign in "\\:\0"):
-                raise unsafe(member, "which leads out of its folder")
+        for name, is_folder, is_special, open_member in _members(archive):
+            path = PurePosixPath(name)
+            if is_special:
+                raise unsafe(name, "a link or device")
+            if path.is_absolute() or ".." in path.parts or any(sign in name for sign in "\\:\0"):
+                raise unsafe(name, "which leads out of its folder")
             parts = _kept_parts(path.parts, contents)
-            if member.is_folder or not parts:
+            if is_folder or not parts:
                 continue
             target = folder.joinpath(*parts)
             target.parent.mkdir(parents=True, exist_ok=True)
-            source = member.open()
+            source = open_member()
             if source is None or target.exists():
-                raise unsafe(member, "a second time")
+                raise unsafe(name, "a second time")
             with source, target.open("xb") as output:
                 shutil.copyfileobj(source, output, CHUNK)
             kept += 1
@@ -199,12 +188,12 @@ def _members(archive: Path) -> Iterator[_Member]:
         with zipfile.ZipFile(archive) as zipped:
             for entry in zipped.infolist():
                 special = stat.S_IFMT(entry.external_attr >> 16) not in {0, stat.S_IFREG, stat.S_IFDIR}
-                yield _Member(entry.filename, entry.is_dir(), special, functools.partial(zipped.open, entry))
+                yield entry.filename, entry.is_dir(), special, functools.partial(zipped.open, entry)
     else:
         with tarfile.open(archive) as tar:
             for item in tar:
                 special = not (item.isreg() or item.isdir())
-                yield _Member(item.name, item.isdir(), special, functools.partial(tar.extractfile, item))
+                yield item.name, item.isdir(), special, functools.partial(tar.extractfile, item)
 
 
 def _kept_parts(parts: tuple[str, ...], contents: tuple[str, ...]) -> tuple[str, ...]:

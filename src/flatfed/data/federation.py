@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
@@ -54,16 +55,17 @@ def stacked_batches(
     """
     inputs, targets, rows = clients[0]
     if rows is None or any(client.inputs is not inputs for client in clients):
-        for chosen in zip(*positions, strict=True):
-            batches = [client.batch(own) for client, own in zip(clients, chosen, strict=True)]
-            yield torch.stack([each for each, _ in batches]), torch.stack([each for _, each in batches])
+        for step_positions in zip(*positions, strict=True):
+            batches = [client.batch(own) for client, own in zip(clients, step_positions, strict=True)]
+            step_inputs, step_targets = zip(*batches, strict=True)
+            yield torch.stack(step_inputs), torch.stack(step_targets)
         return
-    wanted = [
+    client_rows = [
         client.rows.index_select(0, torch.cat(list(own)))
         for client, own in zip(clients, positions, strict=True)
         if client.rows is not None
     ]
-    for step in torch.stack(wanted).split([len(chosen) for chosen in positions[0]], dim=1):
+    for step in torch.stack(client_rows).split([len(own) for own in positions[0]], dim=1):
         flat = step.reshape(-1)
         yield _chosen(inputs, flat).unflatten(0, step.shape), _chosen(targets, flat).unflatten(0, step.shape)
 
@@ -76,8 +78,9 @@ class Federation(ABC):
 
     test: Samples | None
     transform: Transform = AsStored()
-    classes: int | None = None
-    """The number of classes, where somebody knows."""
+    classes: int | None = None  # where known
+    total_samples: int | None = None  # of all clients together, where known without loading them
+    common_size: int | None = None  # the number of samples of each client, if known and the same for all
 
     @abstractmethod
     def __len__(self) -> int:
@@ -85,16 +88,6 @@ class Federation(ABC):
 
     @abstractmethod
     def client(self, number: int) -> ClientData: ...
-
-    @property
-    @abstractmethod
-    def total_samples(self) -> int | None:
-        """Samples of all clients together, None if nobody knows without loading them."""
-
-    @property
-    @abstractmethod
-    def common_size(self) -> int | None:
-        """The number of samples of each client if all have the same, else None."""
 
     @abstractmethod
     def to(self, device: torch.device) -> Federation: ...
@@ -129,13 +122,13 @@ class Federation(ABC):
         `client_tests` are the numbers of each client's samples in `test`; clients may share them. The dataset
         is read once and kept as tensors; random transforms in it are therefore drawn once.
         """
-        pool = Pool("clients", *_as_tensors(dataset), _as_rows(indices))
+        pool = Pool("clients", *_as_tensors(dataset), indices)
         test_samples = _as_tensors(test) if isinstance(test, Dataset) else test
         if client_tests is None:
             return PooledFederation(pool, test_samples)
         if test_samples is None:
             raise FlatfedError("client_tests: they are sample numbers of the test data; give test as well")
-        tests = Pool("client_tests", *as_samples("test", test_samples), _as_rows(client_tests))
+        tests = Pool("client_tests", *as_samples("test", test_samples), client_tests)
         return PooledFederation(pool, test_samples, client_tests=tests)
 
     @staticmethod
@@ -148,14 +141,9 @@ class Federation(ABC):
         """A federation whose clients' data are loaded when they take part; `load(client)` must be pure.
 
         Workers may be forked processes: open files (of h5py, say) inside `load`, not before the training.
-
         `client_tests(client)` loads a client's own test samples in the same way.
         """
         return LoadedFederation(clients, load, test, client_tests)
-
-
-def _as_rows(numbers: Sequence[Sequence[int]]) -> list[Tensor]:
-    return [torch.as_tensor(chosen, dtype=torch.int64) for chosen in numbers]
 
 
 def _as_tensors(dataset: Dataset[Any]) -> Samples:
@@ -191,26 +179,35 @@ def _check_samples(name: str, inputs: Tensor, targets: Tensor) -> None:
             raise FlatfedError(f"{name}: its {what} contain NaN or infinity; clean the data first")
 
 
+def _check_shape(name: str, inputs: Tensor, whose: str, others: Tensor) -> None:
+    if inputs.shape[1:] != others.shape[1:]:
+        raise FlatfedError(
+            f"{name}: its inputs are shaped {list(inputs.shape[1:])}, {whose} {list(others.shape[1:])}; "
+            "use one shape"
+        )
+
+
 class Pool:
     """Samples in two tensors, and the row numbers of each client."""
 
-    def __init__(self, name: str, inputs: Tensor, targets: Tensor, rows: Sequence[Tensor]) -> None:
-        if not rows:
+    def __init__(
+        self, name: str, inputs: Tensor, targets: Tensor, rows: Sequence[Sequence[int] | Tensor]
+    ) -> None:
+        if len(rows) == 0:
             raise FlatfedError(f"{name}: the list is empty; give at least one client's samples")
-        for number, chosen in enumerate(rows):
-            if len(chosen) == 0:
-                raise FlatfedError(
-                    f"{name}[{number}]: it has no samples; leave it out or split the data differently"
-                )
+        sizes = torch.tensor([len(own) for own in rows])
+        if (sizes == 0).any():
+            number = int((sizes == 0).nonzero()[0])
+            raise FlatfedError(
+                f"{name}[{number}]: it has no samples; leave it out or split the data differently"
+            )
         self.inputs, self.targets = inputs, targets
         # One flat tensor with offsets: a list of a million small tensors would cost a kilobyte each.
-        self.rows = torch.cat(list(rows))
-        ends = torch.tensor([len(chosen) for chosen in rows]).cumsum(0)
-        self.offsets = torch.cat([torch.zeros(1, dtype=torch.int64), ends])
-        lowest, highest = int(self.rows.min()), int(self.rows.max())
-        if lowest < 0 or highest >= len(inputs):
-            bad = highest if highest >= len(inputs) else lowest
-            raise FlatfedError(f"{name}: sample number {bad} is outside the data (0 … {len(inputs) - 1})")
+        self.rows = torch.cat([torch.as_tensor(own, dtype=torch.int64) for own in rows])
+        self.offsets = F.pad(sizes.cumsum(0), (1, 0))
+        for row in (int(self.rows.max()), int(self.rows.min())):
+            if not 0 <= row < len(inputs):
+                raise FlatfedError(f"{name}: sample number {row} is outside the data (0 … {len(inputs) - 1})")
 
     @classmethod
     def joined(cls, name: str, clients: Sequence[Samples]) -> Pool:
@@ -220,11 +217,7 @@ class Pool:
         clients = [as_samples(f"{name}[{number}]", pair) for number, pair in enumerate(clients)]
         for number, (inputs, targets) in enumerate(clients):
             _check_samples(f"{name}[{number}]", inputs, targets)
-            if inputs.shape[1:] != clients[0][0].shape[1:]:
-                raise FlatfedError(
-                    f"{name}[{number}]: its inputs are shaped {list(inputs.shape[1:])}, those of client 0 "
-                    f"{list(clients[0][0].shape[1:])}; use one shape"
-                )
+            _check_shape(f"{name}[{number}]", inputs, "those of client 0", clients[0][0])
         inputs = torch.cat([inputs for inputs, _ in clients])
         targets = torch.cat([targets for _, targets in clients])
         rows = torch.arange(len(inputs)).split([len(inputs) for inputs, _ in clients])
@@ -233,9 +226,11 @@ class Pool:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+    def client_rows(self, number: int) -> Tensor:
+        return self.rows[int(self.offsets[number]) : int(self.offsets[number + 1])]
+
     def client(self, number: int) -> ClientData:
-        rows = self.rows[int(self.offsets[number]) : int(self.offsets[number + 1])]
-        return ClientData(self.inputs, self.targets, rows)
+        return ClientData(self.inputs, self.targets, self.client_rows(number))
 
     def to(self, device: torch.device) -> Pool:
         moved = copy.copy(self)
@@ -247,6 +242,8 @@ class Pool:
 class PooledFederation(Federation):
     """A federation whose clients' samples, and test samples if they have some, are all in memory."""
 
+    total_samples: int
+
     def __init__(
         self,
         pool: Pool,
@@ -256,80 +253,57 @@ class PooledFederation(Federation):
         client_tests: Pool | None = None,
     ) -> None:
         _check_samples("data", pool.inputs, pool.targets)
-        self._pool, self._client_tests, self.test = pool, client_tests, test
+        self.pool, self.client_tests, self.test = pool, client_tests, test
         self.transform, self.classes = transform, classes
+        sizes = pool.offsets.diff()
+        self.total_samples = len(pool.rows)
+        self.common_size = int(sizes[0]) if bool((sizes == sizes[0]).all()) else None
         if test is not None:
             self.test = as_samples("test", test)
             _check_samples("test", *self.test)
-            self._check_shape("test", self.test[0])
+            _check_shape("test", self.test[0], "the clients'", pool.inputs)
         if client_tests is not None:
             if len(client_tests) != len(pool):
                 raise FlatfedError(
                     f"client_tests: there are {len(client_tests)} for {len(pool)} clients; give one for each"
                 )
-            self._check_shape("client_tests", client_tests.inputs)
-
-    def _check_shape(self, name: str, inputs: Tensor) -> None:
-        if inputs.shape[1:] != self.inputs.shape[1:]:
-            raise FlatfedError(
-                f"{name}: its inputs are shaped {list(inputs.shape[1:])}, the clients' "
-                f"{list(self.inputs.shape[1:])}; use one shape"
-            )
+            _check_shape("client_tests", client_tests.inputs, "the clients'", pool.inputs)
 
     def __len__(self) -> int:
-        return len(self._pool)
+        return len(self.pool)
 
     def client(self, number: int) -> ClientData:
-        return self._pool.client(number)
+        return self.pool.client(number)
 
     def client_test(self, number: int) -> ClientData | None:
-        return None if self._client_tests is None else self._client_tests.client(number)
+        return None if self.client_tests is None else self.client_tests.client(number)
 
     @property
     def inputs(self) -> Tensor:
-        return self._pool.inputs
+        return self.pool.inputs
 
     @property
     def targets(self) -> Tensor:
-        return self._pool.targets
-
-    @property
-    def client_test_targets(self) -> Tensor | None:
-        return None if self._client_tests is None else self._client_tests.targets
+        return self.pool.targets
 
     def tensors(self) -> list[Tensor]:
-        pools = [self._pool] if self._client_tests is None else [self._pool, self._client_tests]
+        pools = [self.pool] if self.client_tests is None else [self.pool, self.client_tests]
         return [part for pool in pools for part in (pool.inputs, pool.targets, pool.rows, pool.offsets)]
 
     def rows(self, number: int) -> Tensor:
-        rows = self.client(number).rows
-        assert rows is not None
-        return rows
+        return self.pool.client_rows(number)
 
     @property
     def all_rows(self) -> Tensor:
         """The clients' row numbers, one client after the other."""
-        return self._pool.rows
-
-    @property
-    def sizes(self) -> Tensor:
-        return self._pool.offsets.diff()
-
-    @property
-    def total_samples(self) -> int:
-        return len(self._pool.rows)
-
-    @property
-    def common_size(self) -> int | None:
-        sizes = self.sizes
-        return int(sizes[0]) if bool((sizes == sizes[0]).all()) else None
+        return self.pool.rows
 
     def to(self, device: torch.device) -> PooledFederation:
         if self.inputs.device == device:
             return self
         moved = copy.copy(self)
-        moved._pool = self._pool.to(device)
-        moved._client_tests = self._client_tests and self._client_tests.to(device)
+        moved.pool = self.pool.to(device)
+        moved.client_tests = self.client_tests and self.client_tests.to(device)
         moved.test = self.test and (self.test[0].to(device), self.test[1].to(device))
         return moved
 
@@ -362,14 +336,6 @@ class LoadedFederation(Federation):
         inputs, targets = as_samples(name, samples)
         _check_samples(name, inputs, targets)
         return ClientData(inputs.to(self._device), targets.to(self._device))
-
-    @property
-    def total_samples(self) -> None:
-        return None
-
-    @property
-    def common_size(self) -> None:
-        return None
 
     def to(self, device: torch.device) -> LoadedFederation:
         moved = copy.copy(self)

@@ -4,10 +4,9 @@ Images stay uint8 in memory; a batch is scaled, normalised and, in training only
 uses it. Augmentation draws from the client's own random stream. Evaluation is never augmented.
 """
 
-from __future__ import annotations
-
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,34 +16,31 @@ Augmentation = Literal["none", "crop_flip", "half_crop_flip"]
 PADDING = 4
 
 
-class Transform(Protocol):
+class Transform(ABC):
     """How a batch of stored inputs becomes a batch of model inputs."""
 
     @property
     def draws(self) -> bool:
         """Whether training inputs depend on random draws."""
-        ...
+        return False
 
-    def train(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor: ...
+    def train(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
+        return self.evaluate(inputs)
 
+    @abstractmethod
     def evaluate(self, inputs: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
-class AsStored:
+class AsStored(Transform):
     """Inputs are used as they are stored."""
-
-    draws = False
-
-    def train(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
-        return self.evaluate(inputs)
 
     def evaluate(self, inputs: Tensor) -> Tensor:
         return inputs
 
 
 @dataclass(frozen=True)
-class ImageTransform:
+class ImageTransform(Transform):
     """uint8 images [B, C, H, W] to floats: (pixel/255 − mean)/std per channel, augmented in training.
 
     `crop_flip` always crops at random from the image padded with four zero pixels and mirrors half of the

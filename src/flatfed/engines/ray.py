@@ -78,14 +78,6 @@ class ShardedFederation(Federation):
         shard, place = divmod(number, self._per_shard)
         return _fetched(self._shards[shard])[place]
 
-    @property
-    def total_samples(self) -> None:
-        return None
-
-    @property
-    def common_size(self) -> None:
-        return None
-
     def to(self, device: torch.device) -> ShardedFederation:
         return self
 

@@ -1,7 +1,5 @@
 """The next-character model of the Shakespeare experiments."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
@@ -9,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatfed.core.errors import FlatfedError
-from flatfed.models.base import register
+from flatfed.models import register
 
 
 @register
@@ -56,23 +54,16 @@ def lstm_states(lstm: nn.LSTM, inputs: Tensor) -> Tensor:
     if torch._C._functorch.maybe_current_level() is None:
         return lstm(inputs)[0]
     for layer in range(lstm.num_layers):
-        inputs = _layer_states(
-            inputs,
-            *(getattr(lstm, f"{name}_l{layer}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")),
+        input_weight, state_weight, input_bias, state_bias = (
+            getattr(lstm, f"{name}_l{layer}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
         )
+        from_inputs = F.linear(inputs, input_weight, input_bias + state_bias)  # [B, T, 4H]
+        state = cell = inputs.new_zeros(inputs.shape[0], state_weight.shape[1])
+        states = []
+        for step in from_inputs.unbind(1):
+            enter, forget, candidate, leave = (step + F.linear(state, state_weight)).chunk(4, dim=1)
+            cell = forget.sigmoid() * cell + enter.sigmoid() * candidate.tanh()
+            state = leave.sigmoid() * cell.tanh()
+            states.append(state)
+        inputs = torch.stack(states, dim=1)
     return inputs
-
-
-def _layer_states(
-    inputs: Tensor, input_weight: Tensor, state_weight: Tensor, input_bias: Tensor, state_bias: Tensor
-) -> Tensor:
-    """One layer: inputs [B, T, I] → states [B, T, H]."""
-    from_inputs = F.linear(inputs, input_weight, input_bias + state_bias)  # [B, T, 4H]
-    state = cell = inputs.new_zeros(inputs.shape[0], state_weight.shape[1])
-    states = []
-    for step in from_inputs.unbind(1):
-        enter, forget, candidate, leave = (step + F.linear(state, state_weight)).chunk(4, dim=1)
-        cell = forget.sigmoid() * cell + enter.sigmoid() * candidate.tanh()
-        state = leave.sigmoid() * cell.tanh()
-        states.append(state)
-    return torch.stack(states, dim=1)

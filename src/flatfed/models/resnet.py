@@ -1,7 +1,5 @@
 """ResNet-18 with group normalisation."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Literal, get_args
@@ -10,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatfed.core.errors import check_choice
-from flatfed.models.base import image_shape, register
+from flatfed.models import image_shape, register
 
 Stem = Literal["cifar", "imagenet"]
 Norm = Literal["group", "batch"]
@@ -34,11 +32,10 @@ def resnet18(
     check_choice("stem", stem, get_args(Stem))
     check_choice("norm", norm, get_args(Norm))
     block_norm = _group_norm if norm == "group" else nn.BatchNorm2d
-    layers: list[nn.Module] = []
-    if stem == "cifar":
-        layers += [nn.Conv2d(channels, width, 3, padding=1, bias=False), _group_norm(width), nn.ReLU()]
-    else:
-        layers += [nn.Conv2d(channels, width, 7, 2, padding=3, bias=False), _group_norm(width), nn.ReLU()]
+    kernel, stride = (3, 1) if stem == "cifar" else (7, 2)
+    convolution = nn.Conv2d(channels, width, kernel, stride, padding=kernel // 2, bias=False)
+    layers: list[nn.Module] = [convolution, _group_norm(width), nn.ReLU()]
+    if stem == "imagenet":
         layers.append(nn.MaxPool2d(3, stride=2, padding=1))
     before = width
     for stage in range(4):

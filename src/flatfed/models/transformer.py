@@ -1,7 +1,5 @@
 """Vision transformers, through the optional package `transformers`."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatfed.core.errors import FlatfedError, did_you_mean
-from flatfed.models.base import image_shape, register
+from flatfed.models import image_shape, register
 
 Fields = Mapping[str, Any] | None
 _SWIN_DEPTHS = [2, 2, 18, 2]
@@ -112,8 +110,7 @@ def _classifier(
         where = "config" if pretrained is None else f"pretrained = {pretrained!r}"
         raise FlatfedError(f"{where}: cannot build the model: {reason}") from error
     side = config.image_size
-    height, width = side if isinstance(side, list | tuple) else (side, side)
-    return ImageClassifier(network, (height, width))
+    return ImageClassifier(network, tuple(side) if isinstance(side, list | tuple) else (side, side))
 
 
 def _stored(

@@ -58,7 +58,7 @@ def check_labels(model: nn.Module, federation: Federation) -> None:
     everything = {
         "client": federation.targets,
         "test": federation.test and federation.test[1],
-        "client test": federation.client_test_targets,
+        "client test": None if federation.client_tests is None else federation.client_tests.targets,
     }
     for name, targets in everything.items():
         if targets is None:

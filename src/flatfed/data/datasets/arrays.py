@@ -6,8 +6,6 @@ images [n, C, H, W] or [n, H, W]; they are normalised by the mean and deviation 
 `mean` and `std` are given. Floats are used as float32 and other whole numbers as int64, as they are.
 """
 
-from __future__ import annotations
-
 import zipfile
 import zlib
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The form in which data sets reach the rest of the program, and how loaders build it from arrays."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, get_args
@@ -26,7 +24,7 @@ class Labelled(NamedTuple):
     groups: Array | None = None  # [n] the natural client of each sample, a number or a name
 
     @classmethod
-    def joined(cls, parts: Sequence[Labelled]) -> Labelled:
+    def joined(cls, parts: Sequence["Labelled"]) -> "Labelled":
         """The samples of several parts, one part after the other."""
         groups = [part.groups for part in parts if part.groups is not None]
         return cls(

@@ -5,8 +5,6 @@ or in it. With `verify=True` the files must be the published ones, by checksum w
 their counts; `verify=False` accepts any files of the right format, for excerpts and tests.
 """
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import io

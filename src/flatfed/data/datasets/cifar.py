@@ -6,8 +6,6 @@ The Python version is pickled, and pickles can run programs. So nothing that a p
 called: stand-ins take the place of the few names that an array of bytes needs, and all others are refused.
 """
 
-from __future__ import annotations
-
 import io
 import pickle
 from collections.abc import Mapping

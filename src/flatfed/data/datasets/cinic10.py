@@ -3,8 +3,6 @@
 `train` is the training set and `test` the test set; `with_validation` adds `valid` to the training set.
 """
 
-from __future__ import annotations
-
 from flatfed.data.datasets.base import Labelled, TrainTest, image_set
 from flatfed.data.datasets.catalog import DatasetInfo, Folder, archive, register
 from flatfed.data.datasets.image_folder import read_class_folders

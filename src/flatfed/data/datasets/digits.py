@@ -8,42 +8,26 @@ platform and library version, and stratified. The data do not say who wrote what
 on both sides: the test set measures new images, not new writers.
 """
 
-from __future__ import annotations
-
 import numpy as np
-import torch
 
-from flatfed.data.datasets.base import TrainTest
+from flatfed.data.datasets.base import Labelled, TrainTest, train_test
 from flatfed.data.datasets.catalog import DatasetInfo, Folder, register
 
 TEST_STRIDE = 5
 BRIGHTEST = 16.0  # pixels count the dark cells of a 4x4 block
+TITLE = "grey handwritten digits 8×8, 10 classes, 1,442 + 355"
 
 
-@register(
-    DatasetInfo(
-        "digits", "grey handwritten digits 8×8, 10 classes, 1,442 + 355", origin="inside scikit-learn"
-    )
-)
+@register(DatasetInfo("digits", TITLE, origin="inside scikit-learn"))
 def load_digits_tensors(folder: Folder = None) -> TrainTest:
-    """Load the digits, inputs float32 in [0, 1] shaped [samples, 1, 8, 8], about 20 % of them test.
-
-    They are in no folder; `folder` is there because every loader has it.
-    """
+    """Load the digits as float32 in [0, 1], [samples, 1, 8, 8]; `folder` is ignored, there are no files."""
     # Importing scikit-learn takes about a second, which only the users of this data set should pay.
     from sklearn.datasets import load_digits  # noqa: PLC0415
 
     bunch = load_digits()
-    inputs = torch.from_numpy(bunch.images / BRIGHTEST).to(torch.float32).unsqueeze(1)
-    targets = torch.from_numpy(bunch.target).to(torch.int64)
-    test = torch.zeros(len(targets), dtype=torch.bool)
-    for label in np.unique(bunch.target):
-        test[np.flatnonzero(bunch.target == label)[TEST_STRIDE - 1 :: TEST_STRIDE]] = True
-    return TrainTest(
-        train_inputs=inputs[~test],
-        train_targets=targets[~test],
-        test_inputs=inputs[test],
-        test_targets=targets[test],
-        classes=10,
-        name="digits",
-    )
+    inputs = (bunch.images[:, None] / BRIGHTEST).astype(np.float32)
+    is_test = np.zeros(len(inputs), bool)
+    for label in range(10):
+        is_test[np.flatnonzero(bunch.target == label)[TEST_STRIDE - 1 :: TEST_STRIDE]] = True
+    train, test = (Labelled(inputs[part], bunch.target[part]) for part in (~is_test, is_test))
+    return train_test("digits", train, test, classes=10)

@@ -7,8 +7,6 @@ Pixels are normalised by the mean and deviation of all training pixels of the cl
 `emnist_l` is the first ten letters: 48,000 training and 8,000 test images.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
@@ -17,7 +15,7 @@ import numpy as np
 from flatfed.core.errors import FlatfedError, check_choice
 from flatfed.data.datasets.base import Labelled, TrainTest, image_set
 from flatfed.data.datasets.catalog import DatasetInfo, Folder, archive, register
-from flatfed.data.datasets.idx import read_labelled
+from flatfed.data.datasets.mnist import read_labelled
 
 SplitName = Literal["letters", "balanced", "byclass"]
 

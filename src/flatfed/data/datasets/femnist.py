@@ -4,10 +4,6 @@ LEAF's own script makes `train/` and `test/` (split by sample); `groups` are the
 pixel/255, ink dark on white; models see exactly those numbers.
 """
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 
 from flatfed.data.datasets.base import Labelled, TrainTest, image_set
@@ -29,15 +25,14 @@ PIXELS = 28 * 28
 def load_femnist(folder: Folder = None) -> TrainTest:
     """Load FEMNIST as uint8 [samples, 1, 28, 28] with the writer of each."""
     located = FEMNIST.find(folder)
-    train, test = (_read(located / part) for part in ("train", "test"))
+    parts = []
+    for path in (located / "train", located / "test"):
+        writers = [_samples(writer) for writer in read_users(FEMNIST, path) if writer.targets]
+        if not writers:
+            raise FEMNIST.damaged(path, "no samples")
+        parts.append(Labelled.joined(writers))
+    train, test = parts
     return image_set("femnist", train, test, CLASSES, (0.0,), (1.0,))
-
-
-def _read(folder: Path) -> Labelled:
-    parts = [_samples(writer) for writer in read_users(FEMNIST, folder) if writer.targets]
-    if not parts:
-        raise FEMNIST.damaged(folder, "no samples")
-    return Labelled.joined(parts)
 
 
 def _samples(writer: UserSamples) -> Labelled:

@@ -3,8 +3,6 @@
 A `DatasetDict` is only asked for `[split]`, a split for `[column]`, and its `features` if it has any.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -4,13 +4,11 @@ All images must have one size. Without `mean` and `std` pixels are normalised by
 the training images. Files are read by Pillow, which only data sets of image files need.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -20,13 +18,10 @@ from flatfed.data.datasets.catalog import DatasetInfo, Folder, brief, register, 
 from flatfed.data.transform import Augmentation
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+TITLE = "images in train/CLASS/ and test/CLASS/"
 
 
-@register(
-    DatasetInfo(
-        "image_folder", "images in train/CLASS/ and test/CLASS/", origin="your own images: folder = …"
-    )
-)
+@register(DatasetInfo("image_folder", TITLE, origin="your own images: folder = …"))
 def load_image_folder(
     folder: Folder = None,
     augmentation: Augmentation = "none",
@@ -84,14 +79,17 @@ def read_pictures(
     labelled: Sequence[tuple[Path, int]], channels: int = 3, size: tuple[int, int] | None = None
 ) -> Labelled:
     """Images as uint8 [n, C, H, W], all of `size` (height, width) or of the first one's, and their labels."""
-    pillow = _pillow()
+    try:
+        from PIL import Image  # noqa: PLC0415 (optional)
+    except ImportError:
+        raise FlatfedError("Pillow: missing, and image files need it; run `pip install Pillow`") from None
     mode = {1: "L", 3: "RGB"}[channels]
 
     def read(path: Path) -> Bytes:
         try:
-            with pillow.open(path) as image:
+            with Image.open(path) as image:
                 pixels = np.asarray(image.convert(mode))
-        except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise FlatfedError(f"{path}: not a readable image ({brief(error)}); replace it") from None
         return pixels.reshape(*pixels.shape[:2], channels).transpose(2, 0, 1)
 
@@ -108,11 +106,3 @@ def read_pictures(
                 )
             images[number] = pixels
     return Labelled(images, np.array(labels))
-
-
-def _pillow() -> Any:
-    try:
-        from PIL import Image  # noqa: PLC0415 (optional)
-    except ImportError:
-        raise FlatfedError("Pillow: missing, and image files need it; run `pip install Pillow`") from None
-    return Image

@@ -1,7 +1,5 @@
 """LEAF's JSON files: `train/*.json` and `test/*.json`, each with the samples of some users."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,19 +1,24 @@
 """MNIST and Fashion-MNIST: 70,000 grey images of 28×28 pixels, 10 classes, in idx files, packed or not.
 
+The idx format, in which EMNIST comes as well, is a magic number, the shape, then the bytes.
 Debian's package `dataset-fashion-mnist` is found where it installs itself, unless a folder is given.
 """
 
-from __future__ import annotations
+import gzip
+import math
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
 
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+import numpy as np
 
 from flatfed.core.errors import check_choice
-from flatfed.data.datasets.base import TrainTest, image_set
+from flatfed.data.datasets.base import Bytes, Labelled, TrainTest, image_set
 from flatfed.data.datasets.catalog import DatasetInfo, Download, Folder, register
-from flatfed.data.datasets.idx import read_labelled
 
 Normalisation = Literal["own", "mnist"]
+UNSIGNED_BYTE = 8  # the only one of the format's types that these data sets use
 
 NAMES = [f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
 MEAN, STD = 0.1307, 0.3081
@@ -23,26 +28,23 @@ FASHION_NORMALISATIONS = {
 }
 
 
-class _File(NamedTuple):
-    """One of the four files, in the order of `NAMES`, as it is published."""
-
-    checksum: str  # of the content, because Debian packs the files anew
-    packed_checksum: str
-    packed_size: int
+# Of each of the four files, in the order of `NAMES`: the checksum of its content, because Debian packs the
+# files anew, and the checksum and size of the published file.
+Files = tuple[tuple[str, str, int], ...]
 
 
-def _downloads(files: Sequence[_File], *urls: str) -> tuple[Download, ...]:
+def _downloads(files: Files, *urls: str) -> tuple[Download, ...]:
     return tuple(
-        Download(tuple(f"{url}{name}.gz" for url in urls), file.packed_checksum, file.packed_size)
-        for name, file in zip(NAMES, files, strict=True)
+        Download(tuple(f"{url}{name}.gz" for url in urls), checksum, size)
+        for name, (_, checksum, size) in zip(NAMES, files, strict=True)
     )
 
 
 MNIST_FILES = (
-    _File("md5:6bbc9ace898e44ae57da46a324031adb", "md5:f68b3c2dcbeaaa9fbdd348bbdeb94873", 9_912_422),
-    _File("md5:a25bea736e30d166cdddb491f175f624", "md5:d53e105ee54ea40749a09fcbcd1e9432", 28_881),
-    _File("md5:2646ac647ad5339dbf082846283269ea", "md5:9fb629c4189551a2d022fa330f9573f3", 1_648_877),
-    _File("md5:27ae3e4e09519cfbb04c329615203637", "md5:ec29112dd5afa0611ce80d1b7f02629c", 4_542),
+    ("md5:6bbc9ace898e44ae57da46a324031adb", "md5:f68b3c2dcbeaaa9fbdd348bbdeb94873", 9_912_422),
+    ("md5:a25bea736e30d166cdddb491f175f624", "md5:d53e105ee54ea40749a09fcbcd1e9432", 28_881),
+    ("md5:2646ac647ad5339dbf082846283269ea", "md5:9fb629c4189551a2d022fa330f9573f3", 1_648_877),
+    ("md5:27ae3e4e09519cfbb04c329615203637", "md5:ec29112dd5afa0611ce80d1b7f02629c", 4_542),
 )
 MNIST = DatasetInfo(
     "mnist",
@@ -56,10 +58,10 @@ MNIST = DatasetInfo(
     ),
 )
 FASHION_FILES = (
-    _File("md5:f4a8712d7a061bf5bd6d2ca38dc4d50a", "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d", 26_421_880),
-    _File("md5:9018921c3c673c538a1fc5bad174d6f9", "md5:25c81989df183df01b3e8a0aad5dffbe", 29_515),
-    _File("md5:8181f5470baa50b63fa0f6fddb340f0a", "md5:bef4ecab320f06d8554ea6380940ec79", 4_422_102),
-    _File("md5:15d484375f8d13e6eb1aabb0c3f46965", "md5:bb300cfdad3c16e7a12a480ee83cd310", 5_148),
+    ("md5:f4a8712d7a061bf5bd6d2ca38dc4d50a", "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d", 26_421_880),
+    ("md5:9018921c3c673c538a1fc5bad174d6f9", "md5:25c81989df183df01b3e8a0aad5dffbe", 29_515),
+    ("md5:8181f5470baa50b63fa0f6fddb340f0a", "md5:bef4ecab320f06d8554ea6380940ec79", 4_422_102),
+    ("md5:15d484375f8d13e6eb1aabb0c3f46965", "md5:bb300cfdad3c16e7a12a480ee83cd310", 5_148),
 )
 FASHION_MNIST = DatasetInfo(
     "fashion_mnist",
@@ -87,8 +89,48 @@ def load_fashion_mnist(
     return _load(FASHION_MNIST, folder, FASHION_FILES if verify else (), mean, std)
 
 
-def _load(info: DatasetInfo, folder: Folder, files: Sequence[_File], mean: float, std: float) -> TrainTest:
+def _load(info: DatasetInfo, folder: Folder, files: Files, mean: float, std: float) -> TrainTest:
     located = info.find(folder)
-    checksums = dict(zip(NAMES, (file.checksum for file in files), strict=False))
+    checksums = dict(zip(NAMES, (content for content, _, _ in files), strict=False))
     train, test = (read_labelled(info, located / part, 10, checksums=checksums) for part in ("train", "t10k"))
     return image_set(info.name, train, test, 10, (mean,), (std,))
+
+
+def read_labelled(
+    info: DatasetInfo, prefix: Path, classes: int, first_label: int = 0, checksums: Mapping[str, str] = {}
+) -> Labelled:
+    """Images [n, 1, 28, 28] and labels counted from 0, from two files whose paths start with `prefix`."""
+    images_path = prefix.with_name(f"{prefix.name}-images-idx3-ubyte")
+    labels_path = prefix.with_name(f"{prefix.name}-labels-idx1-ubyte")
+    images = _read_idx(info, images_path, 3, checksums)
+    labels = _read_idx(info, labels_path, 1, checksums)
+    if images.shape[1:] != (28, 28):
+        raise info.damaged(images_path, f"images of {list(images.shape[1:])} pixels, not [28, 28]")
+    if len(images) != len(labels):
+        raise info.damaged(labels_path, f"{len(labels):,} labels for {len(images):,} images")
+    numbers = info.checked_labels(labels_path, labels.astype(np.int64) - first_label, classes)
+    return Labelled(images[:, None], numbers)
+
+
+def _read_idx(info: DatasetInfo, path: Path, dimensions: int, checksums: Mapping[str, str]) -> Bytes:
+    """The array in the file or in the compressed file beside it; checksums are of the content."""
+    checksum = checksums.get(path.name)
+    if not path.is_file():
+        path = path.with_name(f"{path.name}.gz")
+    content = info.read(path)
+    if path.suffix == ".gz":
+        try:
+            content = gzip.decompress(content)
+        except (EOFError, OSError, zlib.error):
+            raise info.damaged(path, "truncated or not a gzip file") from None
+    header = 4 + 4 * dimensions
+    if content[:4] != bytes((0, 0, UNSIGNED_BYTE, dimensions)):
+        raise info.damaged(path, f"starts with {content[:4].hex(' ')}, not as an idx{dimensions}-ubyte file")
+    if len(content) < header:
+        raise info.damaged(path, f"truncated, {len(content)} bytes")
+    shape = np.frombuffer(content[4:header], ">u4").tolist()
+    size = header + math.prod(shape)
+    info.check_size(path, content, size, f"its header says {size:,}")
+    info.check_checksum(path, content, checksum)
+    # A copy, because arrays over `bytes` cannot be written to and torch wants ones that can.
+    return np.frombuffer(content, np.uint8, offset=header).reshape(shape).copy()

@@ -14,8 +14,6 @@ The FedSAGD setting, which is the default: of the roles with more than 2000 trai
 `groups` are the roles.
 """
 
-from __future__ import annotations
-
 import string
 from collections import defaultdict
 from dataclasses import replace

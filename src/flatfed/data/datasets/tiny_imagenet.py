@@ -4,8 +4,6 @@ The published test images have no labels; the validation images are the test set
 Classes are numbered in the order of their WordNet names.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from flatfed.data.datasets.base import TrainTest, image_set

@@ -5,8 +5,6 @@ returns one sorted int64 array of sample indices per client. The result depends 
 generator state gives the same split.
 """
 
-from __future__ import annotations
-
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -25,47 +23,6 @@ Assignment = tuple[Indices, Indices]  # samples, and the client that gets each
 # Above a million a Dirichlet draw is uniform to three digits; `iid` says that more clearly.
 Concentration = Annotated[float, Field(gt=0, le=1e6)]
 PositiveCount = Annotated[int, Field(ge=1)]
-
-
-class Partition(ABC):
-    """A rule that hands samples to clients; subclasses declare its options as fields."""
-
-    def split(self, labels: NDArray[Any], clients: int, generator: Generator) -> list[Indices]:
-        """Return the sample indices of each client, sorted, at least one per client.
-
-        Raises ValueError when the labels, the number of clients and the options do not fit together.
-        """
-        samples, owners = self.assign(read_classes(labels, clients), clients, generator)
-        order = np.lexsort((samples, owners))
-        ends = np.cumsum(np.bincount(owners, minlength=clients))
-        return np.split(samples[order].astype(np.int64, copy=False), ends[:-1])
-
-    @abstractmethod
-    def assign(self, classes: Classes, clients: int, generator: Generator) -> Assignment:
-        """Return, in any order, the samples that are handed out and the client that gets each."""
-
-
-PARTITIONS: dict[str, type[Partition]] = {}
-
-AnyPartition = TypeVar("AnyPartition", bound=Partition)
-
-
-@dataclass_transform(frozen_default=True)
-def register(name: str, *, eq: bool = True) -> Callable[[type[AnyPartition]], type[AnyPartition]]:
-    """Make a class a frozen dataclass with checked options and list it in `PARTITIONS` under `name`."""
-    # Without "forbid", a misspelt option would silently leave the default in place.
-    config = ConfigDict(extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
-
-    def add(partition: type[AnyPartition]) -> type[AnyPartition]:
-        if name in PARTITIONS:
-            raise ValueError(f"partition {name!r} is already registered; choose another name")
-        if inspect.isabstract(partition):
-            raise ValueError(f"partition {name!r}: it has no method assign; write one")
-        checked: Any = pydantic.dataclasses.dataclass(frozen=True, eq=eq, config=config)(partition)
-        PARTITIONS[name] = checked
-        return checked
-
-    return add
 
 
 @dataclass(frozen=True)
@@ -108,6 +65,47 @@ class Classes:
                 f"classes_per_client={classes_per_client} is more than the {self.count} classes in the "
                 f"labels: use at most {self.count}"
             )
+
+
+class Partition(ABC):
+    """A rule that hands samples to clients; subclasses declare its options as fields."""
+
+    def split(self, labels: NDArray[Any], clients: int, generator: Generator) -> list[Indices]:
+        """Return the sample indices of each client, sorted, at least one per client.
+
+        Raises ValueError when the labels, the number of clients and the options do not fit together.
+        """
+        samples, owners = self.assign(read_classes(labels, clients), clients, generator)
+        order = np.lexsort((samples, owners))
+        ends = np.cumsum(np.bincount(owners, minlength=clients))
+        return np.split(samples[order].astype(np.int64, copy=False), ends[:-1])
+
+    @abstractmethod
+    def assign(self, classes: Classes, clients: int, generator: Generator) -> Assignment:
+        """Return, in any order, the samples that are handed out and the client that gets each."""
+
+
+PARTITIONS: dict[str, type[Partition]] = {}
+
+AnyPartition = TypeVar("AnyPartition", bound=Partition)
+
+
+@dataclass_transform(frozen_default=True)
+def register(name: str, *, eq: bool = True) -> Callable[[type[AnyPartition]], type[AnyPartition]]:
+    """Make a class a frozen dataclass with checked options and list it in `PARTITIONS` under `name`."""
+    # Without "forbid", a misspelt option would silently leave the default in place.
+    config = ConfigDict(extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
+
+    def add(partition: type[AnyPartition]) -> type[AnyPartition]:
+        if name in PARTITIONS:
+            raise ValueError(f"partition {name!r} is already registered; choose another name")
+        if inspect.isabstract(partition):
+            raise ValueError(f"partition {name!r}: it has no method assign; write one")
+        checked: Any = pydantic.dataclasses.dataclass(frozen=True, eq=eq, config=config)(partition)
+        PARTITIONS[name] = checked
+        return checked
+
+    return add
 
 
 def read_classes(labels: NDArray[Any], clients: int) -> Classes:

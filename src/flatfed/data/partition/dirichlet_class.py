@@ -15,8 +15,6 @@ proportion to its surplus, of all its classes alike, and the clients below the m
 what they lack, in runs of few classes so that they stay skewed.
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import numpy as np

@@ -23,8 +23,6 @@ classes it stops growing below a concentration of about 0.02 for 20 clients and 
 slightly. `dirichlet_client_refill` has no such limit.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -7,8 +7,6 @@ homogeneous reference.
 Sizes: equal to within one sample (stratified: also within every class). Duplicates: none. Unused: none.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.random import Generator
 

@@ -7,8 +7,6 @@ group id. The usual split of LEAF's FEMNIST (by writer) and Shakespeare (by role
 Sizes: whatever the groups are. Duplicates: none. Unused: the samples of groups that do not take part.
 """
 
-from __future__ import annotations
-
 from dataclasses import field
 from typing import Annotated, Any
 

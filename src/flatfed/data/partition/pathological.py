@@ -15,8 +15,6 @@ of classes is exact.
     Sizes: equal to within one sample. Duplicates: yes. Unused: yes, possibly whole classes.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.random import Generator
 

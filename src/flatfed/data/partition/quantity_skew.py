@@ -7,8 +7,6 @@ enough; setting the minimum aside first needs no second draw and cannot fail.
 Sizes: unequal. Duplicates: none. Unused: none.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.random import Generator
 

@@ -1,7 +1,5 @@
 """What a partition came out as: sizes, classes held, and samples left out or given twice."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

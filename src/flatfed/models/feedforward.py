@@ -1,15 +1,28 @@
-"""Small convolutional networks of the federated and the dataset-distillation literature."""
+"""Perceptrons, and small convolutional networks of the federated and the dataset-distillation literature."""
 
-from __future__ import annotations
-
+import copy
 from collections.abc import Sequence
 
+import torch
 from torch import nn
 
-from flatfed.models.base import flat_size, image_shape, register, with_classifier
+from flatfed.core.errors import FlatfedError
+from flatfed.models import image_shape, register
 
 # Channels of the 3×3 convolutions, in multiples of the width; each stage ends with a max-pooling.
 _VGG11_STAGES = ((1,), (2,), (4, 4), (8, 8), (8, 8))
+
+
+@register
+def logistic_regression(input_shape: Sequence[int], classes: int) -> nn.Module:
+    """One linear layer with bias; 784 inputs and 10 classes make 7,850 parameters."""
+    return mlp(input_shape, classes, hidden=())
+
+
+@register
+def mlp(input_shape: Sequence[int], classes: int, hidden: Sequence[int] = (128, 128)) -> nn.Module:
+    """Linear layers with ReLU between them; 784 inputs, (128, 128), 10 classes make 118,282 parameters."""
+    return with_classifier([], input_shape, hidden, classes)
 
 
 def _block(before: int, after: int, padding: int = 0) -> list[nn.Module]:
@@ -105,3 +118,27 @@ def vgg11(input_shape: Sequence[int], classes: int, hidden: int | None = None, w
             before = multiple * width
         features.append(nn.MaxPool2d(2))
     return with_classifier(features, input_shape, (hidden or (100 if classes <= 10 else 256),), classes)
+
+
+def with_classifier(
+    features: Sequence[nn.Module], input_shape: Sequence[int], hidden: Sequence[int], classes: int
+) -> nn.Sequential:
+    """Convolutional layers followed by linear ones: hidden layers of the given sizes, then the classes."""
+    layers: list[nn.Module] = [*features, nn.Flatten()]
+    before = flat_size(features, input_shape)
+    for after in hidden:
+        layers += [nn.Linear(before, after), nn.ReLU()]
+        before = after
+    return nn.Sequential(*layers, nn.Linear(before, classes))
+
+
+def flat_size(features: Sequence[nn.Module], input_shape: Sequence[int]) -> int:
+    """How many numbers the convolutional layers make of one image, without computing them."""
+    try:
+        on_meta = copy.deepcopy(nn.Sequential(*features)).to("meta")
+        return int(on_meta(torch.empty(1, *input_shape, device="meta")).numel())
+    except (RuntimeError, ValueError):
+        raise FlatfedError(
+            f"input_shape = {list(input_shape)}: the images are too small for this model; "
+            "use larger images or a smaller model"
+        ) from None
