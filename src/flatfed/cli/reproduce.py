@@ -16,9 +16,9 @@ from flatfed.core.errors import FlatfedError
 from flatfed.diagnostics import figures
 from flatfed.papers import tables
 from flatfed.papers.presets import PaperCell
-from flatfed.papers.reproduce import chosen_cells, measured, remaining_work, rounds_to_targets, seeded
+from flatfed.papers.reproduce import chosen_cells, measured, remaining_work, seeded
 from flatfed.runs.folder import RunFolder
-from flatfed.runs.statistics import MEGABYTE, ClientRow, Spread, total
+from flatfed.runs.statistics import MEGABYTE, ClientRow, Spread, finite_values, first_round_reaching, total
 
 FinishedCell = tuple[PaperCell, list[RunFolder]]
 """A cell and its finished runs."""
@@ -116,7 +116,8 @@ def _main_row(cell: PaperCell, runs: Sequence[RunFolder]) -> list[figures.TableC
 
 def _rounds_columns(cell: PaperCell, runs: Sequence[RunFolder]) -> list[str]:
     columns = []
-    for printed, reached in zip(cell.printed_rounds, rounds_to_targets(cell, runs), strict=True):
+    for printed, target in zip(cell.printed_rounds, cell.targets, strict=True):
+        reached = finite_values(first_round_reaching(run.read_history(), target) for run in runs)
         ours = Spread.of_finite(reached)
         some = f" ({len(reached)} of {len(runs)})" if 0 < len(reached) < len(runs) else ""
         columns.append(f"{'–' if printed is None else printed} | {ours.text(0) if ours else '–'}{some}")

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec, TextIO
+from typing import Annotated, Any, ParamSpec
 
 import typer
 from rich.console import Console
@@ -92,16 +92,9 @@ def _notes() -> Iterator[None]:
     """Our own warnings once, without the line of code that gave them."""
     usual, seen = warnings.showwarning, set[str]()
 
-    def show(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
+    def show(message: Warning | str, category: type[Warning], *place: Any, **options: Any) -> None:
         if not issubclass(category, FlatfedWarning):
-            usual(message, category, filename, lineno, file, line)
+            usual(message, category, *place, **options)
         elif str(message) not in seen:
             seen.add(str(message))
             # Not by a console of our own, which would write into a progress bar.
@@ -121,19 +114,17 @@ def _stop(code: int, message: str) -> None:
 command = command_of(app, "finished rounds are kept up to the last checkpoint; the same command goes on")
 
 
-@contextmanager
-def round_progress() -> Iterator[Progress]:
+def round_progress() -> Progress:
     """A bar that counts rounds, with a note behind it."""
-    columns = (
+    return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[unit]}"),
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
+        console=Console(stderr=True),
     )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        yield progress
 
 
 class Watcher:

@@ -17,7 +17,7 @@ from flatfed.engines.threads import available_cores, single_threaded
 from flatfed.papers.presets import TUNED, PaperCell, cells, small, with_tuning
 from flatfed.runs.compare import is_complete, run_folder
 from flatfed.runs.folder import RunFolder
-from flatfed.runs.statistics import Spread, best, first_round_reaching, last
+from flatfed.runs.statistics import Spread, best, last
 from flatfed.training.config import Config, with_assignments
 
 # The largest eigenvalue of the Hessian of the training loss is measured on ten thousand samples.
@@ -112,10 +112,3 @@ def measured(cell: PaperCell, runs: Sequence[RunFolder]) -> Spread | None:
         return Spread.of_finite(diagnosis["global"]["eigenvalues"][0] for diagnosis in diagnoses)
     accuracy = best if cell.statistic == "best accuracy" else last
     return Spread.of_finite(accuracy(run.read_history()) for run in runs)
-
-
-def rounds_to_targets(cell: PaperCell, runs: Sequence[RunFolder]) -> list[list[int]]:
-    """For each target, the rounds that the runs needed which reached it."""
-    histories = [run.read_history() for run in runs]
-    reached = ([first_round_reaching(history, target) for history in histories] for target in cell.targets)
-    return [[number for number in numbers if number is not None] for numbers in reached]

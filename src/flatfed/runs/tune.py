@@ -231,11 +231,11 @@ def _propose(search: Search, ended: Mapping[Combination, Trial], limit: int) -> 
         key: optuna.distributions.CategoricalDistribution([f"{key}={value}" for value in values])
         for key, values in search.grid.items()
     }
-    complete, pruned = optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED
+    states = optuna.trial.TrialState
     study.add_trials(
         optuna.trial.create_trial(
             # Optuna would ignore failed trials; one that was pruned without a value counts as the worst.
-            state=pruned if trial.value is None or trial.state != "complete" else complete,
+            state=states.PRUNED if trial.value is None or trial.state != "complete" else states.COMPLETE,
             value=trial.value,
             params=dict(zip(search.grid, trial.assignments, strict=True)),
             distributions=choices,

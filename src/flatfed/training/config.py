@@ -33,7 +33,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field, ValidationError, field_validator
-from torch import nn
+from torch import from_numpy, nn
 
 from flatfed.algorithms import build
 from flatfed.core import random
@@ -138,16 +138,11 @@ class Config(CheckedModel):
             raise FlatfedError(f"partition.{self.partition['name']}: {error}") from None
         test = (data.test_inputs, data.test_targets)
         client_rows = self._client_tests(data, rows)
-        tests = None
-        if client_rows is not None:
-            tests = Pool("client_tests", *test, [torch.from_numpy(own) for own in client_rows])
-        return PooledFederation(
-            Pool("clients", data.train_inputs, data.train_targets, [torch.from_numpy(own) for own in rows]),
-            test,
-            data.transform,
-            data.classes,
-            tests,
+        tests = (
+            None if client_rows is None else Pool("client_tests", *test, list(map(from_numpy, client_rows)))
         )
+        clients = Pool("clients", data.train_inputs, data.train_targets, list(map(from_numpy, rows)))
+        return PooledFederation(clients, test, data.transform, data.classes, tests)
 
     def _client_tests(self, data: TrainTest, rows: Sequence[Indices]) -> list[Indices] | None:
         wanted, clients = self.data.client_tests, self.data.clients
@@ -172,8 +167,7 @@ class Config(CheckedModel):
 
     def make_model(self, federation: Federation) -> nn.Module:
         """The model with its first weights, which depend on the seed alone."""
-        data = federation.client(0)
-        seen = federation.transform.evaluate(data.batch(torch.tensor([0]))[0])
+        seen = federation.transform.evaluate(federation.client(0).batch(torch.tensor([0]))[0])
         return make_model(self.model, tuple(seen.shape[1:]), federation.classes, self.training.seed)
 
     def make_task(self) -> Task:
@@ -192,9 +186,8 @@ class Config(CheckedModel):
         try:
             return make(**options)
         except ValidationError as error:
-            known = inspect.signature(make).parameters
-            prefix = f"partition.{self.partition['name']}"
-            raise FlatfedError(one_line(error, known, prefix=prefix)) from None
+            known, prefix = inspect.signature(make).parameters, f"partition.{self.partition['name']}"
+            raise FlatfedError(one_line(error, known, prefix)) from None
 
 
 def make_model(
@@ -225,9 +218,7 @@ def _named_function(
 
 
 def _check_options(field: str, options: Mapping[str, Any], function: Callable[..., Any]) -> None:
-    known = [
-        name for name in inspect.signature(function).parameters if name not in {"input_shape", "classes"}
-    ]
+    known = sorted(inspect.signature(function).parameters.keys() - {"input_shape", "classes"})
     for option in options:
         if option not in known:
             hint = did_you_mean(option, known) if known else "there are no options"
