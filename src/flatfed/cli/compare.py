@@ -92,12 +92,13 @@ def _print_rows(rows: Sequence[Row], target: float, test_samples: int) -> None:
         f"rounds\nto {target:.0%}": rounds,
         "deviation between\nclients % (chance)": lambda row: _deviation(row.clients),
     }
+    wide = 120
     if any(row.client_tests for row in rows):
+        wide = 165
         results |= {
             "clients'\ntests %": lambda row: row.client_tests.mean.text(1, 100) if row.client_tests else "–",
             "their deviation\n% (chance)": lambda row: _deviation(row.client_tests),
         }
-    wide = 165 if any(row.client_tests for row in rows) else 120
     costs: dict[str, Callable[[Row], str]] = {
         "MB down": lambda row: row.megabytes_down.text(1),
         "MB up": lambda row: row.megabytes_up.text(1),

@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec
 
@@ -127,23 +128,18 @@ def round_progress() -> Progress:
     )
 
 
+@dataclass(eq=False)
 class Watcher:
-    """A run's callback that moves a bar with its rounds, and shows the server's own tasks as another bar.
+    """A run's callback that moves a bar with its rounds, and shows the server's own tasks as another bar."""
 
-    `before` is where the bar stands when the run is at round 0; None moves it on from where it is. `also` are
-    other callbacks of the run.
-    """
-
-    def __init__(
-        self,
-        progress: Progress,
-        task: TaskID,
-        prefix: str = "",
-        before: int | None = None,
-        also: Sequence[Callback] = (),
-    ) -> None:
-        self.progress, self.task, self.prefix, self.before, self.also = progress, task, prefix, before, also
-        self._server_task: TaskID | None = None
+    progress: Progress
+    task: TaskID
+    prefix: str = ""
+    before: int | None = None
+    """Where the bar stands when the run is at round 0; None moves it on from where it is."""
+    also: Sequence[Callback] = ()
+    """Other callbacks of the run."""
+    _server_task: TaskID | None = field(default=None, init=False)
 
     def __call__(self, now: RoundProgress) -> None:
         for callback in self.also:
