@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flatfed.core.errors import FlatfedError, did_you_mean
+from flatfed.core.errors import FlatfedError, check_choice
 from flatfed.papers import schema
 from flatfed.papers.schema import Block, Paper, Values, merged, papers, tables
 
@@ -65,8 +65,7 @@ class PaperCell:
 
 def cells(name: str) -> list[PaperCell]:
     """All cells of a table, in its order."""
-    if name not in tables():
-        raise FlatfedError(f"table = {name!r}: unknown; {did_you_mean(name, tables())}")
+    check_choice("table", name, tables())
     table, paper = tables()[name], papers()[name.partition("/")[0]]
     if table.diagnostic is not None:
         raise FlatfedError(f"{name}: not accuracies but {table.diagnostic}; there is nothing to run")
