@@ -7,30 +7,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from flatfed.cli.report import end_with_report
-from flatfed.cli.terminal import (
-    RUNS,
-    Assignments,
-    RayAddress,
-    Root,
-    Tracking,
-    Watcher,
-    command,
-    complain,
-    console,
-    on_ray,
-    round_progress,
-    trackers,
-)
+from flatfed.cli.run import run_labelled
+from flatfed.cli.terminal import RUNS, Assignments, RayAddress, Root, Tracking, command, console, on_ray
 from flatfed.core.algorithm import TRANSPORT
 from flatfed.core.errors import DivergedError, FlatfedError
-from flatfed.runs.compare import DEMO, Contestant, Row, compare, run_folder
+from flatfed.runs.compare import DEMO, Contestant, Row, summarise
 from flatfed.runs.statistics import ClientRow
 from flatfed.training.config import Config, with_assignments
-from flatfed.training.loop import Callback
 
 
 @command
@@ -69,36 +55,23 @@ def run_comparison(
     tensorboard: Path | None = None,
 ) -> None:
     """Runs what is missing, prints the table and writes the report."""
-    failures: list[str] = []
-    with round_progress() as progress:
-        total = base["training"]["rounds"] if "training" in base and "rounds" in base["training"] else 0
-        overall = progress.add_task(
-            "all runs", total=total * len(contestants) * len(seeds), note="", unit="rounds"
-        )
-
-        def watch(contestant: Contestant, seed: int) -> Callback:
-            tracking = trackers(tensorboard, run_folder(contestant.config(base, seed), runs))
-            return Watcher(progress, overall, f"{contestant.label}, seed {seed}: ", also=tracking)
-
-        def failed(contestant: Contestant, seed: int, error: DivergedError) -> None:
-            failures.append(f"{contestant.label}, seed {seed}: {error}")
-
-        rows = compare(base, contestants, seeds, target, runs, watch, failed)
-        progress.update(overall, completed=total * len(contestants) * len(seeds), note="")
-    for failure in failures:
-        complain.print(f"[yellow]left out:[/] {escape(failure)}")
+    # Everything is checked before anything runs.
+    labelled = [
+        (contestant.label, [contestant.config(base, seed) for seed in seeds]) for contestant in contestants
+    ]
+    rounds = base.get("training", {}).get("rounds", 0) * len(contestants) * len(seeds)
+    finished = run_labelled(labelled, runs, rounds, tensorboard)
+    rows = [
+        summarise(label, configs[0].training.lr, folders, target)
+        for (label, configs), folders in zip(labelled, finished, strict=True)
+        if folders
+    ]
     if not rows:
         raise DivergedError("no run was left to compare; lower lr or set clip")
-    config = contestants[0].config(base, seeds[0])
-    test = config.make_federation().test
+    test = labelled[0][1][0].make_federation().test
     _print_rows(rows, target, len(test[0]) if test else 0)
     console.print(f"Run folders: {runs}")
-    labels = {
-        run_folder(contestant.config(base, seed), runs): contestant.label
-        for contestant in contestants
-        for seed in seeds
-    }
-    end_with_report(labels, runs / "report.html", targets=[target])
+    end_with_report(labelled, runs, targets=[target])
 
 
 def _print_rows(rows: Sequence[Row], target: float, test_samples: int) -> None:
@@ -119,12 +92,13 @@ def _print_rows(rows: Sequence[Row], target: float, test_samples: int) -> None:
         f"rounds\nto {target:.0%}": rounds,
         "deviation between\nclients % (chance)": lambda row: _deviation(row.clients),
     }
+    wide = 120
     if any(row.client_tests for row in rows):
+        wide = 165
         results |= {
             "clients'\ntests %": lambda row: row.client_tests.mean.text(1, 100) if row.client_tests else "–",
             "their deviation\n% (chance)": lambda row: _deviation(row.client_tests),
         }
-    wide = 165 if any(row.client_tests for row in rows) else 120
     costs: dict[str, Callable[[Row], str]] = {
         "MB down": lambda row: row.megabytes_down.text(1),
         "MB up": lambda row: row.megabytes_up.text(1),

@@ -74,10 +74,10 @@ def diagnose(
 def _print_list() -> None:
     table = Table("name", "what it measures", "options")
     for name in diagnostic_names():
-        options = ", ".join(
+        options = [
             f"{key}={_option_text(key, value)}" for key, value in DIAGNOSTICS[name].options({}).items()
-        )
-        table.add_row(name, escape(DIAGNOSTICS[name].title), escape(options))
+        ]
+        table.add_row(name, escape(DIAGNOSTICS[name].title), escape(", ".join(options)))
     console.print(table)
     listed = ", ".join(cheap_diagnostics())
     console.print(f"flatfed diagnose RUN measures {listed}; name others, or all.", highlight=False)

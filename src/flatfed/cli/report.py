@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +12,7 @@ from rich.markup import escape
 from flatfed.cli.terminal import app, command_of, complain, console
 from flatfed.diagnostics.figures import Table
 from flatfed.report import write_report
+from flatfed.runs.compare import LabelledRuns, run_folder
 from flatfed.runs.folder import RunFolder
 
 command = command_of(app, "an earlier report is left as it was")
@@ -31,17 +32,19 @@ def report(
 
 
 def end_with_report(
-    labels: Mapping[Path, str],
-    output: Path,
+    runs: LabelledRuns,
+    root: Path,
+    name: str = "report.html",
     *,
     targets: Sequence[float] = (),
     title: str = "",
     tables: Sequence[Table] = (),
 ) -> None:
-    """Reports on a command's runs, by folder and name, without those that diverged in their first round."""
+    """Reports on a command's runs, without those that diverged in their first round."""
+    labels = {run_folder(config, root): label for label, configs in runs for config in configs}
     begun = [folder for folder in labels if RunFolder(folder).read_history()]
     if begun:
-        _write(begun, output, targets=targets, labels=labels, title=title, tables=tables)
+        _write(begun, root / name, targets=targets, labels=labels, title=title, tables=tables)
 
 
 def _write(runs: Sequence[Path], output: Path, **options: Any) -> None:

@@ -10,35 +10,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from flatfed.cli.report import end_with_report
-from flatfed.cli.terminal import (
-    RUNS,
-    Assignments,
-    Methods,
-    Only,
-    Root,
-    Watcher,
-    command,
-    complain,
-    console,
-    round_progress,
-)
+from flatfed.cli.run import run_labelled
+from flatfed.cli.terminal import RUNS, Assignments, Methods, Only, Root, command, console
 from flatfed.core.errors import FlatfedError
 from flatfed.diagnostics import figures
 from flatfed.papers import tables
 from flatfed.papers.presets import PaperCell
-from flatfed.papers.reproduce import (
-    chosen_cells,
-    measured,
-    megabytes_up,
-    remaining_work,
-    rounds_to_targets,
-    run_cells,
-    seeded,
-    spread,
-)
-from flatfed.runs.compare import run_folder
+from flatfed.papers.reproduce import chosen_cells, measured, remaining_work, seeded
 from flatfed.runs.folder import RunFolder
-from flatfed.runs.statistics import ClientRow
+from flatfed.runs.statistics import MEGABYTE, ClientRow, Spread, finite_values, first_round_reaching, total
 
 FinishedCell = tuple[PaperCell, list[RunFolder]]
 """A cell and its finished runs."""
@@ -72,23 +52,14 @@ def reproduce(
         f"{table}: {len(chosen)} cells × {seeds} seeds; {work.runs} runs to do, {work.rounds:,} rounds, "
         f"{work.gradients:,} gradients, about {_duration(work.seconds)}."
     )
-    with round_progress() as progress:
-        task = progress.add_task("all runs", total=work.rounds, note="", unit="rounds")
-        finished, failures = run_cells(
-            chosen,
-            range(seeds),
-            runs,
-            lambda cell, seed: Watcher(progress, task, f"{cell.label}, seed {seed}: "),
-        )
-    for failure in failures:
-        complain.print(f"[yellow]left out:[/] {escape(failure)}")
+    labelled = [(cell.label, [seeded(cell, seed) for seed in range(seeds)]) for cell in chosen]
+    finished = run_labelled(labelled, runs, work.rounds)
     results_tables = _results_tables(list(zip(chosen, finished, strict=True)))
     _print_tables(results_tables)
     for note in tables()[table].notes:
         console.print(f"note: {note}", highlight=False)
-    labels = {run_folder(seeded(cell, seed), runs): cell.label for cell in chosen for seed in range(seeds)}
     name = f"report-{table.replace('/', '-')}.html"
-    end_with_report(labels, runs / name, title=tables()[table].title, tables=results_tables)
+    end_with_report(labelled, runs, name, title=tables()[table].title, tables=results_tables)
 
 
 def _list_tables() -> None:
@@ -139,14 +110,15 @@ def _main_row(cell: PaperCell, runs: Sequence[RunFolder]) -> list[figures.TableC
         figures.TableCell(ours.text(2, scale), scale * ours.mean) if ours else figures.TableCell("diverged"),
         figures.TableCell("–") if difference is None else figures.TableCell(f"{difference:+.2f}", difference),
         *(figures.cell(text) for text in _rounds_columns(cell, runs)),
-        figures.amount(megabytes_up(runs)),
+        figures.amount(Spread.of_finite(total(run.read_history(), "bytes_up") / MEGABYTE for run in runs)),
     ]
 
 
 def _rounds_columns(cell: PaperCell, runs: Sequence[RunFolder]) -> list[str]:
     columns = []
-    for printed, reached in zip(cell.printed_rounds, rounds_to_targets(cell, runs), strict=True):
-        ours = spread(reached)
+    for printed, target in zip(cell.printed_rounds, cell.targets, strict=True):
+        reached = finite_values(first_round_reaching(run.read_history(), target) for run in runs)
+        ours = Spread.of_finite(reached)
         some = f" ({len(reached)} of {len(runs)})" if 0 < len(reached) < len(runs) else ""
         columns.append(f"{'–' if printed is None else printed} | {ours.text(0) if ours else '–'}{some}")
     return columns

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from flatfed.cli.terminal import (
     RUNS,
@@ -15,6 +16,7 @@ from flatfed.cli.terminal import (
     Tracking,
     Watcher,
     command,
+    complain,
     console,
     describe_round,
     on_ray,
@@ -22,8 +24,9 @@ from flatfed.cli.terminal import (
     trackers,
 )
 from flatfed.report.pictures import SyntheticPicture
-from flatfed.runs.compare import is_complete, run_folder
-from flatfed.runs.train import Run, run_config
+from flatfed.runs.compare import LabelledRuns, is_complete, run_folder, run_missing
+from flatfed.runs.folder import RunFolder
+from flatfed.runs.train import run_config
 from flatfed.training.config import Config
 from flatfed.training.loop import Callback
 
@@ -53,10 +56,6 @@ def run_in_folder(config: Config, folder: Path, tensorboard: Path | None) -> Non
         name = config.make_algorithm().name
         bar = progress.add_task(name, total=config.training.rounds, note="", unit="rounds")
         finished = run_config(config, folder, [Watcher(progress, bar, before=0), *callbacks], task)
-    _report_run(finished, folder)
-
-
-def _report_run(finished: Run, folder: Path) -> None:
     last = finished.history[-1]
     console.print(f"{finished.algorithm.name}: {last['round']} rounds, {describe_round(last)}")
     for name, spread in finished.client_spreads.items():
@@ -67,3 +66,20 @@ def _report_run(finished: Run, folder: Path) -> None:
         )
     console.print(f"clients were trained by the {finished.path} path: {finished.path_reason}")
     console.print(f"run folder: {folder}")
+
+
+def run_labelled(
+    runs: LabelledRuns, root: Path, rounds: int, tensorboard: Path | None = None
+) -> list[list[RunFolder]]:
+    """Runs what is missing under one bar and says what diverged; returns each label's finished runs."""
+    with round_progress() as progress:
+        task = progress.add_task("all runs", total=rounds, note="", unit="rounds")
+
+        def watch(name: str, folder: Path) -> Callback:
+            return Watcher(progress, task, f"{name}: ", also=trackers(tensorboard, folder))
+
+        finished, failures = run_missing(runs, root, watch)
+        progress.update(task, completed=rounds, note="")
+    for failure in failures:
+        complain.print(f"[yellow]left out:[/] {escape(failure)}")
+    return finished

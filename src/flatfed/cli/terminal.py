@@ -8,8 +8,9 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec, TextIO
+from typing import Annotated, Any, ParamSpec
 
 import typer
 from rich.console import Console
@@ -92,16 +93,9 @@ def _notes() -> Iterator[None]:
     """Our own warnings once, without the line of code that gave them."""
     usual, seen = warnings.showwarning, set[str]()
 
-    def show(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
+    def show(message: Warning | str, category: type[Warning], *place: Any, **options: Any) -> None:
         if not issubclass(category, FlatfedWarning):
-            usual(message, category, filename, lineno, file, line)
+            usual(message, category, *place, **options)
         elif str(message) not in seen:
             seen.add(str(message))
             # Not by a console of our own, which would write into a progress bar.
@@ -121,38 +115,31 @@ def _stop(code: int, message: str) -> None:
 command = command_of(app, "finished rounds are kept up to the last checkpoint; the same command goes on")
 
 
-@contextmanager
-def round_progress() -> Iterator[Progress]:
+def round_progress() -> Progress:
     """A bar that counts rounds, with a note behind it."""
-    columns = (
+    return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[unit]}"),
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
+        console=Console(stderr=True),
     )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        yield progress
 
 
+@dataclass(eq=False)
 class Watcher:
-    """A run's callback that moves a bar with its rounds, and shows the server's own tasks as another bar.
+    """A run's callback that moves a bar with its rounds, and shows the server's own tasks as another bar."""
 
-    `before` is where the bar stands when the run is at round 0; None moves it on from where it is. `also` are
-    other callbacks of the run.
-    """
-
-    def __init__(
-        self,
-        progress: Progress,
-        task: TaskID,
-        prefix: str = "",
-        before: int | None = None,
-        also: Sequence[Callback] = (),
-    ) -> None:
-        self.progress, self.task, self.prefix, self.before, self.also = progress, task, prefix, before, also
-        self._server_task: TaskID | None = None
+    progress: Progress
+    task: TaskID
+    prefix: str = ""
+    before: int | None = None
+    """Where the bar stands when the run is at round 0; None moves it on from where it is."""
+    also: Sequence[Callback] = ()
+    """Other callbacks of the run."""
+    _server_task: TaskID | None = field(default=None, init=False)
 
     def __call__(self, now: RoundProgress) -> None:
         for callback in self.also:

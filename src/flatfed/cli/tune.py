@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from flatfed.cli.terminal import (
@@ -69,33 +68,23 @@ def tune(
     subjects = _subjects(config, methods or [], only, assignments or [], seed)
     values = parse_grid(grid)
     searches = [Search.checked(subject.config, values, metric, seed) for subject in subjects]
-    results = []
+    rounds = [search.rounds * min(trials or len(search.configs), len(search.configs)) for search in searches]
     with round_progress() as progress:
-        rounds = [
-            search.rounds * min(trials or len(search.configs), len(search.configs)) for search in searches
-        ]
         task = progress.add_task("all trials", total=sum(rounds), note="", unit="rounds")
-        for number, (subject, search) in enumerate(zip(subjects, searches, strict=True)):
-            watch = partial(_watch, progress, task, subject.label, sum(rounds[:number]), search.rounds)
-            results.append(run_trials(search, runs, trials, watch))
+
+        def watch(number: int, assigned: Sequence[str], ended: int) -> Callback:
+            prefix = f"{subjects[number].label} {' '.join(assigned)}: "
+            before = sum(rounds[:number]) + ended * searches[number].rounds
+            return Watcher(progress, task, prefix, before)
+
+        results = [
+            run_trials(search, runs, trials, partial(watch, number)) for number, search in enumerate(searches)
+        ]
         progress.update(task, completed=sum(rounds), note="")
     for subject, search, ended in zip(subjects, searches, results, strict=True):
         _print_trials(ended, search, subject.label)
     _print_best(subjects, results)
     console.print(f"Run folders are in {runs}; the same command runs what is missing.", highlight=False)
-
-
-def _watch(
-    progress: Progress,
-    task: TaskID,
-    label: str,
-    before: int,
-    rounds: int,
-    assigned: Sequence[str],
-    ended: int,
-) -> Callback:
-    """A trial's progress callback; `before` is the number of rounds of all earlier subjects."""
-    return Watcher(progress, task, f"{label} {' '.join(assigned)}: ", before + ended * rounds)
 
 
 def _subjects(

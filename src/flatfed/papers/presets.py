@@ -6,12 +6,11 @@ method and the swept value stand for. What comes later wins.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flatfed.core.errors import FlatfedError, did_you_mean
+from flatfed.core.errors import FlatfedError, check_choice
 from flatfed.papers import schema
 from flatfed.papers.schema import Block, Paper, Values, merged, papers, tables
 
@@ -66,8 +65,7 @@ class PaperCell:
 
 def cells(name: str) -> list[PaperCell]:
     """All cells of a table, in its order."""
-    if name not in tables():
-        raise FlatfedError(f"table = {name!r}: unknown; {did_you_mean(name, tables())}")
+    check_choice("table", name, tables())
     table, paper = tables()[name], papers()[name.partition("/")[0]]
     if table.diagnostic is not None:
         raise FlatfedError(f"{name}: not accuracies but {table.diagnostic}; there is nothing to run")
@@ -132,10 +130,8 @@ def _title(paper: Paper, block: Block) -> str:
     """The setting in words, without what is swept."""
     config = _config(paper.defaults, paper.datasets[block.dataset], block.config)
     swept = paper.sweeps[block.sweep][str(block.values[0])] if block.sweep else {}
-    share = config["training"].get("participation")
-    if share is None or "participation" in swept.get("training", {}):
-        clients = None
-    else:
+    share, clients = config["training"].get("participation"), None
+    if share is not None and "participation" not in swept.get("training", {}):
         clients = f"{config['data']['clients']} clients at {share:.0%}"
     words = (block.dataset, block.model, block.partition, clients, block.compressor)
     return ", ".join(word for word in words if word is not None)
@@ -152,14 +148,9 @@ def with_tuning(name: str, cell: PaperCell) -> PaperCell:
     return cell
 
 
-@functools.cache
-def _small_scale() -> schema.SmallScale:
-    return schema.read(schema.SMALL, schema.SmallScale)
-
-
 def small(config: Values) -> Values:
     """The same config cut down so that it runs in seconds on a few samples."""
-    scale, data = _small_scale(), config["data"]
+    scale, data = schema.read(schema.SMALL, schema.SmallScale), config["data"]
     changes = {
         "data": {key: value for key, value in scale.data.items() if key in data},
         "partition": scale.partitions.get(config["partition"]["name"], {}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from timeit import repeat
@@ -10,17 +10,15 @@ from timeit import repeat
 import torch
 import torch.nn.functional as F
 
-from flatfed.core.errors import DivergedError, FlatfedError, did_you_mean
+from flatfed.core.errors import FlatfedError, did_you_mean
 from flatfed.core.sampling import batches, local_steps
 from flatfed.diagnostics.folder import diagnose
 from flatfed.engines.threads import available_cores, single_threaded
 from flatfed.papers.presets import TUNED, PaperCell, cells, small, with_tuning
 from flatfed.runs.compare import is_complete, run_folder
 from flatfed.runs.folder import RunFolder
-from flatfed.runs.statistics import Spread, best, first_round_reaching, last, total
-from flatfed.runs.train import run_config
+from flatfed.runs.statistics import Spread, best, last
 from flatfed.training.config import Config, with_assignments
-from flatfed.training.loop import Callback
 
 # The largest eigenvalue of the Hessian of the training loss is measured on ten thousand samples.
 HESSIAN = {"samples": 10_000, "eigenvalues": 1, "clients": 1, "probes": 1, "steps": 1}
@@ -107,47 +105,10 @@ def _seconds_per_gradient(config: Config) -> float:
         return min(repeat(lambda: F.cross_entropy(model(inputs), targets).backward(), number=1, repeat=3))
 
 
-def run_cells(
-    chosen: Sequence[PaperCell], seeds: Sequence[int], root: Path, watch: Callable[[PaperCell, int], Callback]
-) -> tuple[list[list[RunFolder]], list[str]]:
-    """Runs what is missing; returns each cell's finished runs, and a line about each run that diverged."""
-    finished: list[list[RunFolder]] = []
-    failures = []
-    for cell in chosen:
-        finished.append([])
-        for seed in seeds:
-            config = seeded(cell, seed)
-            folder = run_folder(config, root)
-            try:
-                if not is_complete(config, folder):
-                    run_config(config, folder, [watch(cell, seed)])
-                finished[-1].append(RunFolder(folder))
-            except DivergedError as error:
-                failures.append(f"{cell.label}, seed {seed}: {error}")
-    return finished, failures
-
-
 def measured(cell: PaperCell, runs: Sequence[RunFolder]) -> Spread | None:
     """The statistic that the paper reports, in our runs."""
     if cell.statistic == "top eigenvalue":
         diagnoses = [diagnose(run.path, ["hessian"], HESSIAN)["hessian"]["result"] for run in runs]
-        return spread(diagnosis["global"]["eigenvalues"][0] for diagnosis in diagnoses)
+        return Spread.of_finite(diagnosis["global"]["eigenvalues"][0] for diagnosis in diagnoses)
     accuracy = best if cell.statistic == "best accuracy" else last
-    return spread(accuracy(run.read_history()) for run in runs)
-
-
-def rounds_to_targets(cell: PaperCell, runs: Sequence[RunFolder]) -> list[list[int]]:
-    """For each target, the rounds that the runs needed which reached it."""
-    histories = [run.read_history() for run in runs]
-    reached = ([first_round_reaching(history, target) for history in histories] for target in cell.targets)
-    return [[number for number in numbers if number is not None] for numbers in reached]
-
-
-def megabytes_up(runs: Sequence[RunFolder]) -> Spread | None:
-    """What all participants of a run upload."""
-    return spread(total(run.read_history(), "bytes_up") / 1e6 for run in runs)
-
-
-def spread(values: Iterable[float | None]) -> Spread | None:
-    numbers = [value for value in values if value is not None]
-    return Spread.of(numbers) if numbers else None
+    return Spread.of_finite(accuracy(run.read_history()) for run in runs)

@@ -33,6 +33,9 @@ from flatfed.runs.train import run_config
 from flatfed.training.config import Config, with_assignments
 from flatfed.training.loop import Callback
 
+LabelledRuns = Sequence[tuple[str, Sequence[Config]]]
+"""What is run under each label, one config for each seed."""
+
 
 def run_folder(config: Config, root: Path) -> Path:
     """Where a config's run lives: named by its algorithm and a digest of everything that matters."""
@@ -46,6 +49,25 @@ def is_complete(config: Config, folder: Path) -> bool:
     existing = RunFolder(folder)
     existing.check_config(json.loads(config.model_dump_json()))
     return existing.finished_rounds() == config.training.rounds
+
+
+def run_missing(
+    runs: LabelledRuns, root: Path, watch: Callable[[str, Path], Callback]
+) -> tuple[list[list[RunFolder]], list[str]]:
+    """Runs what is missing; returns each label's finished runs, and a line about each run that diverged."""
+    finished: list[list[RunFolder]] = []
+    failures = []
+    for label, configs in runs:
+        finished.append([])
+        for config in configs:
+            folder, name = run_folder(config, root), f"{label}, seed {config.training.seed}"
+            try:
+                if not is_complete(config, folder):
+                    run_config(config, folder, [watch(name, folder)])
+                finished[-1].append(RunFolder(folder))
+            except DivergedError as error:
+                failures.append(f"{name}: {error}")
+    return finished, failures
 
 
 @dataclass(frozen=True)
@@ -121,36 +143,6 @@ class Contestant:
             transport = {key: common[key] for key in TRANSPORT if key in common}
             changed["algorithm"] = {**transport, **changed["algorithm"]}
         return Config.checked(changed)
-
-
-def compare(
-    base: Mapping[str, Any],
-    contestants: Sequence[Contestant],
-    seeds: Sequence[int],
-    target: float,
-    root: Path,
-    watch: Callable[[Contestant, int], Callback],
-    failed: Callable[[Contestant, int, DivergedError], None],
-) -> list[Row]:
-    """Runs what is missing; an algorithm that diverges under a seed is reported and left out."""
-    # Everything is checked before anything runs.
-    configs = [[contestant.config(base, seed) for seed in seeds] for contestant in contestants]
-    rows = []
-    for contestant, of_seeds in zip(contestants, configs, strict=True):
-        finished = []
-        for config in of_seeds:
-            seed = config.training.seed
-            folder = run_folder(config, root)
-            try:
-                if not is_complete(config, folder):
-                    run_config(config, folder, [watch(contestant, seed)])
-            except DivergedError as error:
-                failed(contestant, seed, error)
-                continue
-            finished.append(RunFolder(folder))
-        if finished:
-            rows.append(summarise(contestant.label, of_seeds[0].training.lr, finished, target))
-    return rows
 
 
 @dataclass(frozen=True)

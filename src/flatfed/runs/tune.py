@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from flatfed.core import random
-from flatfed.core.errors import DivergedError, FlatfedError, did_you_mean
+from flatfed.core.errors import DivergedError, FlatfedError, check_choice
 from flatfed.runs.compare import is_complete, run_folder
 from flatfed.runs.folder import RunFolder
+from flatfed.runs.statistics import by_round
 from flatfed.runs.train import run_config
 from flatfed.training.config import Config, with_assignments
 from flatfed.training.loop import Callback, Progress
@@ -102,8 +103,7 @@ class Search:
         cls, base: Mapping[str, Any], grid: Grid, metric: str = "final", seed: int | None = None
     ) -> Search:
         """Checks the config of every combination, so that errors appear before anything runs."""
-        if metric not in METRICS:
-            raise FlatfedError(f"metric = {metric!r}: unknown; {did_you_mean(metric, METRICS)}")
+        check_choice("metric", metric, METRICS)
         if seed is not None:
             base = with_assignments(base, [f"training.seed={seed}"])
         assignments = ([f"{key}={value}" for value in values] for key, values in grid.items())
@@ -133,7 +133,7 @@ class Search:
             history.append(stop)
         else:
             return None
-        curve, value = _accuracies(history), None
+        curve, value = by_round(history), None
         if curve and state != "diverged":
             value = curve[max(curve)] if self.metric == "final" else max(curve.values())
         return Trial(combination, state, value, len(history), folder.path, curve, note)
@@ -158,8 +158,8 @@ def tune(search: Search, root: Path, trials: int | None, watch: Watch) -> list[T
     Returns every trial that has ended, best first. Interrupted runs are continued before new ones begin.
     """
     configs = search.configs
-    wanted = min(trials or len(configs), len(configs))
-    if wanted < len(configs) and importlib.util.find_spec("optuna") is None:
+    limit = min(trials or len(configs), len(configs))
+    if limit < len(configs) and importlib.util.find_spec("optuna") is None:
         raise FlatfedError(
             f"trials = {trials}: needs optuna; pip install 'flatfed[tune]', or try all {len(configs)}"
         )
@@ -171,11 +171,11 @@ def tune(search: Search, root: Path, trials: int | None, watch: Watch) -> list[T
         for combination, config in configs.items()
         if combination not in ended and (run_folder(config, root) / "config.json").exists()
     ]
-    while len(ended) < wanted:
+    while len(ended) < limit:
         if interrupted:
             combination = interrupted.pop(0)
-        elif wanted < len(configs):
-            combination = _propose(search, ended, wanted)
+        elif limit < len(configs):
+            combination = _propose(search, ended, limit)
         else:
             combination = next(untried for untried in configs if untried not in ended)
         # Another spelling of the same value, 0.10 for 0.1, is the same run.
@@ -190,11 +190,11 @@ def _run_trial(
 ) -> Trial:
     config = search.configs[combination]
     folder = RunFolder(run_folder(config, root))
-    curve = _accuracies(folder.read_history())
+    curve = by_round(folder.read_history())
     complete = [trial.curve for trial in ended.values() if trial.state == "complete"]
 
     def stop_if_behind(now: Progress) -> None:
-        curve.update(_accuracies([now.record]))
+        curve.update(by_round([dict(now.record)]))
         # Stopping after the last round would save nothing.
         judged = "test_accuracy" in now.record and now.round < config.training.rounds
         if judged and search.falls_behind(curve, now.round, complete):
@@ -211,7 +211,7 @@ def _run_trial(
     return trial
 
 
-def _propose(search: Search, ended: Mapping[Combination, Trial], wanted: int) -> Combination:
+def _propose(search: Search, ended: Mapping[Combination, Trial], limit: int) -> Combination:
     """TPE's choice among the combinations not yet tried.
 
     It depends on the seed and the ended trials alone, so tuning that was interrupted tries the same
@@ -221,7 +221,7 @@ def _propose(search: Search, ended: Mapping[Combination, Trial], wanted: int) ->
 
     seed = next(iter(search.configs.values())).training.seed
     sampler = optuna.samplers.TPESampler(
-        seed=random.key(seed, "tune", len(ended)) % 2**32, n_startup_trials=min(10, max(2, wanted // 3))
+        seed=random.key(seed, "tune", len(ended)) % 2**32, n_startup_trials=min(10, max(2, limit // 3))
     )
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # no line in the progress bar for every study
@@ -231,11 +231,11 @@ def _propose(search: Search, ended: Mapping[Combination, Trial], wanted: int) ->
         key: optuna.distributions.CategoricalDistribution([f"{key}={value}" for value in values])
         for key, values in search.grid.items()
     }
-    complete, pruned = optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED
+    states = optuna.trial.TrialState
     study.add_trials(
         optuna.trial.create_trial(
             # Optuna would ignore failed trials; one that was pruned without a value counts as the worst.
-            state=pruned if trial.value is None or trial.state != "complete" else complete,
+            state=states.PRUNED if trial.value is None or trial.state != "complete" else states.COMPLETE,
             value=trial.value,
             params=dict(zip(search.grid, trial.assignments, strict=True)),
             distributions=choices,
@@ -252,7 +252,3 @@ def _propose(search: Search, ended: Mapping[Combination, Trial], wanted: int) ->
             return combination
     untried = [combination for combination in search.configs if combination not in ended]
     return untried[random.key(seed, "untried", len(ended)) % len(untried)]
-
-
-def _accuracies(history: Sequence[Mapping[str, Any]]) -> dict[int, float]:
-    return {record["round"]: record["test_accuracy"] for record in history if "test_accuracy" in record}

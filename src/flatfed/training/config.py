@@ -33,12 +33,12 @@ from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field, ValidationError, field_validator
-from torch import nn
+from torch import from_numpy, nn
 
 from flatfed.algorithms import build
 from flatfed.core import random
 from flatfed.core.algorithm import Algorithm
-from flatfed.core.errors import FlatfedError, did_you_mean, one_line
+from flatfed.core.errors import FlatfedError, check_choice, did_you_mean, one_line
 from flatfed.core.part import SLOTS
 from flatfed.core.settings import CheckedModel, Training
 from flatfed.core.types import Count
@@ -136,44 +136,35 @@ class Config(CheckedModel):
             rows = partition.split(data.train_targets.numpy(), self.data.clients, generator)
         except ValueError as error:
             raise FlatfedError(f"partition.{self.partition['name']}: {error}") from None
+        clients = Pool("clients", data.train_inputs, data.train_targets, list(map(from_numpy, rows)))
         test = (data.test_inputs, data.test_targets)
-        client_rows = self._client_tests(data, rows)
-        tests = None
-        if client_rows is not None:
-            tests = Pool("client_tests", *test, [torch.from_numpy(own) for own in client_rows])
-        return PooledFederation(
-            Pool("clients", data.train_inputs, data.train_targets, [torch.from_numpy(own) for own in rows]),
-            test,
-            data.transform,
-            data.classes,
-            tests,
-        )
+        return PooledFederation(clients, test, data.transform, data.classes, self._client_tests(data, rows))
 
-    def _client_tests(self, data: TrainTest, rows: Sequence[Indices]) -> list[Indices] | None:
-        wanted, clients = self.data.client_tests, self.data.clients
-        if wanted is None:
+    def _client_tests(self, data: TrainTest, rows: Sequence[Indices]) -> Pool | None:
+        requested, clients = self.data.client_tests, self.data.clients
+        if requested is None:
             return None
         natural = self.partition["name"] == "natural" and "groups" not in self.partition
         try:
             if natural and data.groups is not None and data.test_groups is not None:
-                if wanted != "matching":
+                if requested != "matching":
                     raise ValueError('the clients have test samples of their own; use "matching" for those')
-                return own_rows(rows, data.groups, data.test_groups)
-            size = len(data.test_targets) // clients if wanted == "matching" else wanted
-            if size < 1:
-                raise ValueError(
-                    f"{len(data.test_targets)} test samples are too few for {clients} clients; give a number"
-                )
-            generator = random.numpy_generator(self.training.seed, "client_tests")
-            labels = data.train_targets.numpy(), data.test_targets.numpy()
-            return matching_rows(rows, *labels, size, generator)
+                tests = own_rows(rows, data.groups, data.test_groups)
+            else:
+                count = len(data.test_targets)
+                size = count // clients if requested == "matching" else requested
+                if size < 1:
+                    raise ValueError(f"{count} test samples are too few for {clients} clients; give a number")
+                generator = random.numpy_generator(self.training.seed, "client_tests")
+                labels = data.train_targets.numpy(), data.test_targets.numpy()
+                tests = matching_rows(rows, *labels, size, generator)
         except ValueError as error:
-            raise FlatfedError(f"data.client_tests = {wanted!r}: {error}") from None
+            raise FlatfedError(f"data.client_tests = {requested!r}: {error}") from None
+        return Pool("client_tests", data.test_inputs, data.test_targets, list(map(from_numpy, tests)))
 
     def make_model(self, federation: Federation) -> nn.Module:
         """The model with its first weights, which depend on the seed alone."""
-        data = federation.client(0)
-        seen = federation.transform.evaluate(data.batch(torch.tensor([0]))[0])
+        seen = federation.transform.evaluate(federation.client(0).batch(torch.tensor([0]))[0])
         return make_model(self.model, tuple(seen.shape[1:]), federation.classes, self.training.seed)
 
     def make_task(self) -> Task:
@@ -192,9 +183,8 @@ class Config(CheckedModel):
         try:
             return make(**options)
         except ValidationError as error:
-            known = inspect.signature(make).parameters
-            prefix = f"partition.{self.partition['name']}"
-            raise FlatfedError(one_line(error, known, prefix=prefix)) from None
+            known, prefix = inspect.signature(make).parameters, f"partition.{self.partition['name']}"
+            raise FlatfedError(one_line(error, known, prefix)) from None
 
 
 def make_model(
@@ -217,17 +207,14 @@ def _named_function(
     name = description.get("name")
     if name is None:
         raise FlatfedError(f"{field}.name: missing; choose from: {', '.join(sorted(known))}")
-    if not isinstance(name, str) or name not in known:
-        raise FlatfedError(f"{field}.name = {name!r}: unknown; {did_you_mean(str(name), known)}")
+    check_choice(f"{field}.name", name, known)
     options = {key: value for key, value in description.items() if key != "name"}
     _check_options(f"{field}.{name}", options, known[name])
     return known[name], options
 
 
 def _check_options(field: str, options: Mapping[str, Any], function: Callable[..., Any]) -> None:
-    known = [
-        name for name in inspect.signature(function).parameters if name not in {"input_shape", "classes"}
-    ]
+    known = sorted(inspect.signature(function).parameters.keys() - {"input_shape", "classes"})
     for option in options:
         if option not in known:
             hint = did_you_mean(option, known) if known else "there are no options"
