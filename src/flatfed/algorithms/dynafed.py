@@ -8,8 +8,6 @@ Limits: before the distillation it is FedAvg.
 Deviations: clients descend by plain gradient steps, as everywhere here, where the released code uses Adam.
 """
 
-from __future__ import annotations
-
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.types import Count, NonNegative, Positive

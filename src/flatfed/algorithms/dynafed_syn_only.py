@@ -11,8 +11,6 @@ Limits: before the distillation it is FedAvg.
 Deviations: none, as nothing more is known of it.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from flatfed.algorithms.dynafed import dynafed

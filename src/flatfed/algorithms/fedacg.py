@@ -10,8 +10,6 @@ Deviations: the authors' loss has β/2 = 1e-3 before ‖y − φ‖²; their cod
 epoch, which is not done here.
 """
 
-from __future__ import annotations
-
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.types import Decay, NonNegative

@@ -9,8 +9,6 @@ Limits: β₁ = 0, β₂ = 1, η_g = 2τ is FedAvg; β₂ = 1, η_g = 2τ/(1 −
 Deviations: τ stands outside the root, as in the original; FedSAGD's appendix prints √(v + τ).
 """
 
-from __future__ import annotations
-
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.types import Decay, Positive, Share

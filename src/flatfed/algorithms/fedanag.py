@@ -10,8 +10,6 @@ Limits: β = 0 is FedAvg.
 Deviations: none; released code keeps −m.
 """
 
-from __future__ import annotations
-
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.types import Decay, Positive

@@ -11,8 +11,6 @@ the authors' code; `scale_norms=False` leaves those out. Their optional averagin
 the server is not included.
 """
 
-from __future__ import annotations
-
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.types import NonNegative, Positive

@@ -7,8 +7,6 @@ Limits: K = 1 with every client taking part is gradient descent on the mean loss
 Deviations: the mean over participants is uniform unless weighting by sample counts is asked for.
 """
 
-from __future__ import annotations
-
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.types import Positive

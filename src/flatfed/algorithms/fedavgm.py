@@ -8,8 +8,6 @@ Limits: β = 0 is FedAvg.
 Deviations: none.
 """
 
-from __future__ import annotations
-
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.types import Decay, Positive

@@ -11,8 +11,6 @@ Deviations: the server step is in the units of the model, x + η_g Δ̄; printed
 η_g = 1 would move the model by 1/(K η) times as much (units = "gradient").
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from flatfed.algorithms.registry import register

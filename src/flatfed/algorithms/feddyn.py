@@ -12,8 +12,6 @@ models, for which there is the setting evaluate = "active_mean". All clients use
 divides it by the client's relative number of samples.
 """
 
-from __future__ import annotations
-
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.types import NonNegative

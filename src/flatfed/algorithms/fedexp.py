@@ -14,8 +14,6 @@ evaluated; that code evaluates the mean of the last two. ‖Δ_i‖² is that of
 it.
 """
 
-from __future__ import annotations
-
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.types import NonNegative, PositiveShare

@@ -10,8 +10,6 @@ Deviations: the correction acts on the step. In released code that adds it to th
 carries no gradient, and the method is FedSAM.
 """
 
-from __future__ import annotations
-
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.types import NonNegative, Positive

@@ -18,8 +18,6 @@ over the first rounds, which that code means to do. Its proximal centre and dual
 every round. x is evaluated, not x̃.
 """
 
-from __future__ import annotations
-
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.types import NonNegative

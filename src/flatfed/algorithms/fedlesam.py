@@ -12,8 +12,6 @@ Deviations: none from the paper. In the released code the perturbation vector is
 the parameter tensor, so each tensor is shifted by one scalar.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from flatfed.algorithms.registry import register

@@ -9,8 +9,6 @@ Limits: ρ = 0 is FedDyn(α).
 Deviations: none.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from flatfed.algorithms.registry import register

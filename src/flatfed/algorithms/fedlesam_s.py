@@ -9,8 +9,6 @@ Limits: ρ = 0 is SCAFFOLD.
 Deviations: the correction has weight 1; released code uses `control_weight=0.1`.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from flatfed.algorithms.registry import register

@@ -12,8 +12,6 @@ Deviations: the look-ahead form y = x − β m printed by the FedSAGD paper lack
 look-ahead points are these iterates at step size (1 − β) η. Weight decay is part of g.
 """
 
-from __future__ import annotations
-
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.types import Decay, Positive

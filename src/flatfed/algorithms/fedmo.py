@@ -9,8 +9,6 @@ Limits: γ = 1 with every client taking part is SCAFFOLD.
 Deviations: those of FedMoSWA.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from flatfed.algorithms.registry import register

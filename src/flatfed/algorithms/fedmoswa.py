@@ -11,8 +11,6 @@ gradient; option I takes the gradient at the received model. γ holds from the f
 uses γ = 1 there (`warm_start=True`).
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from flatfed.algorithms.registry import register

@@ -12,8 +12,6 @@ step; starting at x + λm instead gives the same displacements without weight de
 Clients use the m of the round before.
 """
 
-from __future__ import annotations
-
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.types import Decay, NonNegative

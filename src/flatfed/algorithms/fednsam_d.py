@@ -11,8 +11,6 @@ Deviations: the paper names this variant without printing its formulas. h stays 
 `dual_in_momentum=True` puts it inside, which is unstable at λ = 0.85 even on a toy problem.
 """
 
-from __future__ import annotations
-
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.types import Decay, NonNegative

@@ -10,8 +10,6 @@ Limits: ρ = λ = 0 is SCAFFOLD.
 Deviations: the paper names this variant without printing its formulas; this is the direct composition.
 """
 
-from __future__ import annotations
-
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.types import Decay, NonNegative

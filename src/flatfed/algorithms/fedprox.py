@@ -7,8 +7,6 @@ Limits: μ = 0 is FedAvg; so is K = 1 for any μ.
 Deviations: none.
 """
 
-from __future__ import annotations
-
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.types import NonNegative

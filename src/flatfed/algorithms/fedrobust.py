@@ -13,8 +13,6 @@ Deviations: the authors multiply the loss by the batch size of 50 and use λ₁ 
 steps; here K is free.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from flatfed.algorithms.registry import register

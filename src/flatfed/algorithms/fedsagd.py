@@ -14,8 +14,6 @@ v ← 2β/(1 + β) v + mean gradient/(1 + β).
 Bounds on stability assume ‖v‖ ≤ Θ, the longest gradient, as the paper does; the rule allows Θ/(1 − β).
 """
 
-from __future__ import annotations
-
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.types import Decay, NonNegative, Positive

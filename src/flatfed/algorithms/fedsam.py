@@ -9,8 +9,6 @@ Deviations: the printed sign(∇F) is left out (sign(∇F)·∇F is not the maxi
 one equation prints ‖ε‖² ≤ ρ.
 """
 
-from __future__ import annotations
-
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.types import NonNegative, Positive

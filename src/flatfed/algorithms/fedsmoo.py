@@ -11,8 +11,6 @@ Limits: ρ = 0 is FedDyn(α).
 Deviations: clients upload μ_i − ŝ_K; the authors' code uploads μ_i alone (upload = "dual").
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from flatfed.algorithms.registry import register

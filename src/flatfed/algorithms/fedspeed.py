@@ -13,8 +13,6 @@ dual of all clients instead (duals = "server"). The ascent step is normalised, a
 `normalize=False` is the other reading.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from flatfed.algorithms.registry import register

@@ -8,8 +8,6 @@ Deviations: K steps, where the printed loop has K + 1. α = 1.5 extrapolates, th
 moving average.
 """
 
-from __future__ import annotations
-
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.types import NonNegative, Positive

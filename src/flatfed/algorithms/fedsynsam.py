@@ -13,8 +13,6 @@ printed, starts at Σ η_k; each step takes the next 128 samples of D. After rou
 gradients, where the paper counts two.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from flatfed.algorithms.registry import register

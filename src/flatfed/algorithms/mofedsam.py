@@ -11,8 +11,6 @@ the model: η_g = 1 in the units of a gradient (units = "gradient") would break 
 paper claims.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from flatfed.algorithms.registry import register

@@ -4,8 +4,6 @@ Decorating a constructor with `register` enrols the algorithm in the command lin
 tests that run over all algorithms.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import sys

@@ -11,8 +11,6 @@ Deviations: Σ η_k uses the step sizes of the round itself; one released implem
 undecayed step size.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from flatfed.algorithms.registry import register

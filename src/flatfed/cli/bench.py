@@ -1,7 +1,5 @@
 """How fast the engine is here: bench."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch

@@ -1,7 +1,5 @@
 """Several algorithms on the same data: compare."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any

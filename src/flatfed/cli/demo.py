@@ -1,7 +1,5 @@
 """A first comparison: demo."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

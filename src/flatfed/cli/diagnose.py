@@ -1,7 +1,5 @@
 """Measuring a run: diagnose."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 from typing import Annotated, Any

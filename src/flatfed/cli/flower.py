@@ -1,7 +1,5 @@
 """Federations between organisations: flower new."""
 
-from __future__ import annotations
-
 import keyword
 import re
 from importlib import resources

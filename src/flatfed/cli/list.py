@@ -1,7 +1,5 @@
 """The command `flatfed list`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rich.table import Table

@@ -1,7 +1,5 @@
 """The HTML report: report, and the ends of demo, compare and reproduce."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any

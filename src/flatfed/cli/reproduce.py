@@ -1,7 +1,5 @@
 """The papers' tables: reproduce."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated
 

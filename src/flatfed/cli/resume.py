@@ -1,7 +1,5 @@
 """Going on with a run: resume."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

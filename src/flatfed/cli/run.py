@@ -1,7 +1,5 @@
 """Training what a config file describes: run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """The command `flatfed split`."""
 
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 from typing import Annotated, Any

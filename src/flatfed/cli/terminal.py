@@ -1,7 +1,5 @@
 """What all commands share: the terminal, errors in one line, progress bars."""
 
-from __future__ import annotations
-
 import functools
 import os
 import sys

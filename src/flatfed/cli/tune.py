@@ -1,7 +1,5 @@
 """The command `flatfed tune`."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

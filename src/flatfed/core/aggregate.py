@@ -1,7 +1,5 @@
 """What comes back from a round: the uploads of a cohort, reduced to what the parts declared."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

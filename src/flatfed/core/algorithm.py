@@ -1,7 +1,5 @@
 """How parts make an algorithm: what it keeps and sends is what its parts declare, if they work together."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Errors and warnings that name the field, the bad value and the fix, in one line."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 from typing import Any

@@ -15,8 +15,6 @@ point where it first looks at it.
 `unit` gives vectors length 1.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ same code then runs one client in place or a whole cohort as a matrix. Parts kee
 goes in and comes out. A part sees its own vectors and uploads under the names that it gave them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol

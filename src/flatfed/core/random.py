@@ -5,8 +5,6 @@ Every draw comes from a stream named by (seed, purpose, coordinates…), for ins
 same batches, and a run gives the same bits with one worker or many, left alone or resumed.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext

@@ -4,8 +4,6 @@
 provide the gradients. `server_round` merges the cohort's mean uploads into the server's state.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

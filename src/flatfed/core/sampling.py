@@ -3,8 +3,6 @@
 Both depend on (seed, round, client) alone: two algorithms under one seed see the same clients and batches.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

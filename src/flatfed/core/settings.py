@@ -1,7 +1,5 @@
 """Settings that decide a training's numbers: one checked value for Python, config files and run records."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal, Self
 

@@ -1,7 +1,5 @@
 """Numbers with a range, checked wherever a user can write one."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import numpy as np

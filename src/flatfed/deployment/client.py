@@ -1,7 +1,5 @@
 """A site's side: trains and evaluates on its own data when the server asks."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable

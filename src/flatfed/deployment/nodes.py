@@ -1,7 +1,5 @@
 """Which sites are connected: Flower's nodes by the names of their sites."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Iterable, Mapping

@@ -8,8 +8,6 @@ which names the last round that was merged: so a round that was lost on the way 
 written atomically, and those of other runs are never looked at.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from safetensors import SafetensorError

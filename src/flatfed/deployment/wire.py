@@ -4,8 +4,6 @@ Nothing is unpickled. Whatever arrives is compared with what was declared (names
 numbers), and anything else is refused in one line.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Iterable, Mapping

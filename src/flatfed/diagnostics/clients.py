@@ -1,7 +1,5 @@
 """How evenly the model serves the clients."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from flatfed.core.errors import FlatfedError

@@ -1,7 +1,5 @@
 """How far clients move away from the model they received, and from one another."""
 
-from __future__ import annotations
-
 import statistics
 from typing import Any
 

@@ -4,8 +4,6 @@ A figure is plotly traces without colours. A trace's `meta.method` is the number
 which the page takes the colour and whether it is hidden; `meta.deviation` draws a band around a line.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Diagnostics of a run folder: RUN/diagnostics/NAME.json, measured again only when something has changed."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence

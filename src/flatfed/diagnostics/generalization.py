@@ -1,7 +1,5 @@
 """How the model does on data that it was not trained on."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from flatfed.core.errors import FlatfedError

@@ -4,8 +4,6 @@ Everything else is the same in both, the first weights, the participants' number
 all unchanged clients, so the whole difference is due to the replaced client.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -5,8 +5,6 @@ real line, so that a large negative one is never taken for sharpness; the trace 
 (stochastic Lanczos quadrature) from random vectors of signs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Local-update stability: how far apart clients end up that start from one model."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How well clients guess the direction in which the global loss rises."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

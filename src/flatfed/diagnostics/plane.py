@@ -1,7 +1,5 @@
 """The loss around the global model, in the plane nearest to the models that clients train from it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

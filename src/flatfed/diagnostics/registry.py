@@ -4,8 +4,6 @@ Decorating a function with `diagnostic` is all that enrols it: the command line 
 `flatfed.diagnostics.NAME` is the function, and reports show it.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

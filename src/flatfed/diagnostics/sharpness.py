@@ -1,7 +1,5 @@
 """How sharp the loss is around the model: how far it rises within a small radius."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from flatfed.core.flat import unit

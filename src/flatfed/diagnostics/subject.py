@@ -4,8 +4,6 @@ Losses here are the plain mean loss on stored data: evaluation mode (running sta
 augmentation, no weight decay.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager

@@ -1,7 +1,5 @@
 """The loss around a model along filter-normalised random directions."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterable, Sequence

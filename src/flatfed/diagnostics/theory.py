@@ -31,8 +31,6 @@ A bound is about the worst case. The constants are estimated at two models (the 
 some batches, so they are lower than the true ones: a curve drawn with them is a yardstick, no guarantee.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping

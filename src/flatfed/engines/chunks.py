@@ -1,7 +1,5 @@
 """How a cohort is divided into chunks that are trained together; the same for any number of workers."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 

@@ -5,8 +5,6 @@ that automatic differentiation takes longer than their arithmetic. A chunk of cl
 matrix products, forwards and backwards, and every layer's gradient is written to its place in [C, P].
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """What an engine is: it trains cohorts, evaluates models, and says what its clients' state is kept in."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 

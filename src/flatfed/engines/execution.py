@@ -1,7 +1,5 @@
 """Settings that decide where and how a training runs, but none of its numbers."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from flatfed.core.settings import CheckedModel

@@ -8,8 +8,6 @@ client by client. Chunks do not depend on the number of workers and are summed i
 way at a time: the numbers do not depend on the workers, and memory does not grow with the participants.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Memory without a name that grows, and that a forked process sees as its own."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import tempfile

@@ -4,8 +4,6 @@ An oracle keeps the loss of its first evaluation and counts them all. All evalua
 batch and the same random draws, and only the first moves buffers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 

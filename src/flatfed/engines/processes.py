@@ -6,8 +6,6 @@ being sent, and whatever memory they only read stays shared. Jobs and answers go
 in them through memory that both ends see.
 """
 
-from __future__ import annotations
-
 import ctypes
 import io
 import multiprocessing

@@ -1,7 +1,5 @@
 """Handing out jobs to several workers and taking the results in order: the same way for every engine."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Protocol, TypeVar
 

@@ -1,7 +1,5 @@
 """The loss as the server can compute it by itself, on samples that it made up or was given."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Threads of this process, each with a model of its own: for evaluation, and for training without a fork."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import os
 import queue

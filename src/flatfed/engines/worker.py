@@ -4,8 +4,6 @@ A worker owns a private copy of the model. It trains one client in place, or a c
 [C, P], and returns weighted sums, which engines add up in a fixed order.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ A config is put together from the paper's data file: its defaults, then what its
 method and the swept value stand for. What comes later wins.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Running a paper's table and putting our numbers beside its own."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

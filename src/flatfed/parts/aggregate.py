@@ -1,7 +1,5 @@
 """How many uploads become one: rules that a few clients with wrong or extreme uploads cannot lead astray."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 from typing import Annotated

@@ -3,8 +3,6 @@
 One kind is drawn for a batch, its strength for every image. Gradients reach the images through all of them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -7,8 +7,6 @@ damaged one is refused. Numbers travel in single precision whatever the model's.
 Error feedback wraps any of them: what was not sent is remembered on the client.
 """
 
-from __future__ import annotations
-
 import math
 import zlib
 from fractions import Fraction

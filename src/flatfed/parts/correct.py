@@ -1,7 +1,5 @@
 """Which direction is taken: drift corrections, momentum and proximal terms."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic.dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Which gradient drives the step: gradients at perturbed points, and of perturbed inputs."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -1,7 +1,5 @@
 """Local step sizes within a round."""
 
-from __future__ import annotations
-
 from pydantic.dataclasses import dataclass
 
 from flatfed.core.part import Schedule, StepBound

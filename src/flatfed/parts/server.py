@@ -3,8 +3,6 @@
 `shift` is what corrections add to the new model, as FedDyn's does.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic.dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Where local training begins."""
 
-from __future__ import annotations
-
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 

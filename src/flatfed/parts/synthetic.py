@@ -4,8 +4,6 @@ Inputs are as the model sees them: normalised floats. Sample j has the class j m
 so any run of consecutive samples is balanced.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path

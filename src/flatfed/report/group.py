@@ -1,7 +1,5 @@
 """Runs sorted into comparisons (one data set, split and model) of methods (one config under any seeds)."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence

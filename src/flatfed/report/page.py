@@ -4,8 +4,6 @@ plotly.js goes in compressed, and the browser unpacks it once the text is on the
 when they are scrolled to.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import shlex

@@ -1,7 +1,5 @@
 """Pictures of synthetic samples, which need Pillow (the `images` extra)."""
 
-from __future__ import annotations
-
 import io
 from importlib.util import find_spec
 from pathlib import Path

@@ -3,8 +3,6 @@
 Only `config.json` is needed; whatever else is missing or damaged is left out and noted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

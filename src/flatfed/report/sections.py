@@ -1,7 +1,5 @@
 """The sections of a report: what every run has, and what diagnostics measured."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

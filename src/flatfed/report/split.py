@@ -6,8 +6,6 @@ does not wash out all others, on one ramp of blues that grows darker with the co
 any colour vision and in print.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Every client has one batch, on which it takes all its steps, so that the loop do
 with the same loss.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

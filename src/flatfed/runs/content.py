@@ -4,8 +4,6 @@ Tensors are compared by their bytes, modules and other objects by their class an
 and classes by name, source and the constants that they use. What has no such content is noted.
 """
 
-from __future__ import annotations
-
 import copyreg
 import enum
 import functools

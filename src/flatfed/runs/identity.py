@@ -9,8 +9,6 @@ one that loads data) is covered by the name and version that the user gives; wit
 what it does not cover, and a folder refuses to go on.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """A whole training: from a task to a run, in a folder of its own if one is given."""
 
-from __future__ import annotations
-
 import copy
 import json
 import warnings

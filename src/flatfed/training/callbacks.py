@@ -1,7 +1,5 @@
 """Callbacks that send a run's numbers elsewhere while it goes on."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What is checked before a training begins."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The engine that a training asks for, ready to train."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from flatfed.core.algorithm import Algorithm

@@ -1,7 +1,5 @@
 """What is learnt: a model, the clients' data, a loss and metrics."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 
