@@ -95,7 +95,7 @@ def _composed(make: Callable[..., Algorithm], description: Mapping[str, Any]) ->
 
 
 def build_named(name: str, options: Mapping[str, Any]) -> Algorithm:
-    known = {_plain(each): each for each in ALGORITHMS}
+    known = {_plain(algorithm): algorithm for algorithm in ALGORITHMS}
     if not isinstance(name, str) or _plain(name) not in known:
         raise FlatfedError(f"algorithm = {name!r}: unknown; {did_you_mean(str(name), ALGORITHMS)}")
     return ALGORITHMS[known[_plain(name)]](**options)

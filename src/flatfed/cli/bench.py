@@ -40,14 +40,14 @@ def bench(
     )
     for header in ("model", "parameters", "flatfed", "loop", "faster", "path, and why"):
         table.add_column(header, justify="left" if header in {"model", "path, and why"} else "right")
-    for name, found in measured.items():
+    for name, result in measured.items():
         table.add_row(
             name,
-            f"{found.parameters:,}",
-            f"{1000 * found.seconds:.1f}",
-            f"{1000 * found.loop_seconds:.1f}",
-            f"{found.loop_seconds / found.seconds:.2f} x",
-            f"{found.path}: {found.reason}",
+            f"{result.parameters:,}",
+            f"{1000 * result.seconds:.1f}",
+            f"{1000 * result.loop_seconds:.1f}",
+            f"{result.loop_seconds / result.seconds:.2f} x",
+            f"{result.path}: {result.reason}",
         )
     console.print(table)
     workers = "worker processes" if can_fork() else "worker threads"
@@ -55,9 +55,9 @@ def bench(
         f"flatfed: {available_cores()} {workers} with one thread each. loop: one client after the other with "
         f"torch.optim.SGD, {threads} threads in torch's operations. torch {torch.__version__}."
     )
-    for name, found in measured.items():
-        if abs(found.loss - found.loop_loss) > 1e-3:
+    for name, result in measured.items():
+        if abs(result.loss - result.loop_loss) > 1e-3:
             raise FlatfedError(
-                f"{name}: flatfed ended with a loss of {found.loss:.5f} and the loop with "
-                f"{found.loop_loss:.5f}; they should agree, please report this"
+                f"{name}: flatfed ended with a loss of {result.loss:.5f} and the loop with "
+                f"{result.loop_loss:.5f}; they should agree, please report this"
             )

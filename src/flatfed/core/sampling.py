@@ -26,15 +26,15 @@ def cohort(training: Training, clients: int, round_number: int) -> list[int]:
 
 
 def _first_of_some(clients: int, probability: float, uniform: float) -> int:
-    """The first client that comes, given that somebody does: a geometric draw cut off at the last client.
+    """The first participant, given that there is one: a geometric draw cut off at the last client.
 
-    The clients after it then decide for themselves, which is the same as drawing again while nobody comes,
-    but takes no longer when hardly anybody does.
+    The clients after it then decide for themselves. That has the distribution of drawing again until there is
+    a participant, without taking longer when participants are rare.
     """
     if probability == 1:
         return 0
-    somebody = -math.expm1(clients * math.log1p(-probability))
-    return min(clients - 1, int(math.log1p(-uniform * somebody) / math.log1p(-probability)))
+    at_least_one = -math.expm1(clients * math.log1p(-probability))
+    return min(clients - 1, int(math.log1p(-uniform * at_least_one) / math.log1p(-probability)))
 
 
 def batches(training: Training, samples: int, round_number: int, client: int) -> list[Tensor]:

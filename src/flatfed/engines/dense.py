@@ -74,8 +74,8 @@ def _is_changed(module: nn.Module) -> bool:
     """Whether its modules do something else than their classes say."""
     everywhere = any(getattr(nn.modules.module, f"_global_{name}") for name in _HOOKS)
     return everywhere or any(
-        "forward" in vars(each) or any(getattr(each, f"_{name}") for name in _HOOKS)
-        for each in module.modules()
+        "forward" in vars(part) or any(getattr(part, f"_{name}") for name in _HOOKS)
+        for part in module.modules()
     )
 
 

@@ -53,7 +53,7 @@ def _cutout(images: Tensor, draw: Draw) -> Tensor:
     for axis in (2, 3):
         size = images.shape[axis]
         width = round(HOLE * size)
-        place = torch.arange(size).to(images).view([-1 if each == axis else 1 for each in range(4)])
+        place = torch.arange(size).to(images).view([-1 if other == axis else 1 for other in range(4)])
         start = torch.floor(draw(1, 1, 1) * size) - width // 2
         hole = hole * ((place >= start) & (place < start + width))
     return images * (1 - hole)

@@ -246,8 +246,8 @@ def _pack_wide(numbers: np.ndarray, bits: int) -> bytes:
 
 
 def _unpack_wide(packed: bytes, bits: int, count: int) -> np.ndarray:
-    found = np.unpackbits(np.frombuffer(packed, np.uint8), count=count * bits)
-    return found.reshape(count, bits).astype(np.int64) @ (1 << np.arange(bits, dtype=np.int64))
+    digits = np.unpackbits(np.frombuffer(packed, np.uint8), count=count * bits)
+    return digits.reshape(count, bits).astype(np.int64) @ (1 << np.arange(bits, dtype=np.int64))
 
 
 def _single(vector: Tensor) -> Tensor:
