@@ -23,7 +23,7 @@ from rich.progress import track
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
-from work import CLIENTS, PARTICIPANTS, TASKS, WARM_UP
+from work import CLIENTS, PARTICIPANTS, WARM_UP
 
 from flatfed.core.sampling import cohort
 from flatfed.core.settings import Training

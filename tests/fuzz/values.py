@@ -18,7 +18,20 @@ NAMES = [
     *ALGORITHMS,
     *PARTITIONS,
     *("digits", "npz", "image_folder", "logistic_regression", "mlp", "lenet5", "char_lstm", "convnet"),
-    *("client", "matrix", "auto", "samples", "uniform", "bernoulli", "cuda", "meta", "cpu", "mps", "local", ""),
+    *(
+        "client",
+        "matrix",
+        "auto",
+        "samples",
+        "uniform",
+        "bernoulli",
+        "cuda",
+        "meta",
+        "cpu",
+        "mps",
+        "local",
+        "",
+    ),
     *("quantize", "top_k", "error_feedback", "sharpness_aware", "momentum", "trimmed_mean", "fedavg:lr=1"),
 ]
 words = st.sampled_from(NAMES) | st.text(max_size=12)
@@ -29,7 +42,15 @@ values: st.SearchStrategy[Any] = st.recursive(
     max_leaves=4,
 )
 KEYS = {
-    "data": ["dataset", "clients", "client_tests", "options", "options.mean", "options.std", "options.folder"],
+    "data": [
+        "dataset",
+        "clients",
+        "client_tests",
+        "options",
+        "options.mean",
+        "options.std",
+        "options.folder",
+    ],
     "partition": ["name", "concentration", "classes_per_client", "groups", "minimum"],
     "model": ["name", "hidden", "width", "bias"],
     "algorithm": ["name", "radius", "momentum", "server_lr", "gradient", "correct", "compress", "aggregate"],
