@@ -1,32 +1,59 @@
 """The ingredients of algorithms, by slot."""
 
-from flatfed.parts.aggregate import TrimmedMean as TrimmedMean
-from flatfed.parts.compress import ErrorFeedback as ErrorFeedback
-from flatfed.parts.compress import ErrorFeedback21 as ErrorFeedback21
-from flatfed.parts.compress import Quantize as Quantize
-from flatfed.parts.compress import Sign as Sign
-from flatfed.parts.compress import TopK as TopK
-from flatfed.parts.correct import ControlVariate as ControlVariate
-from flatfed.parts.correct import DynamicRegulariser as DynamicRegulariser
-from flatfed.parts.correct import FullGradientMomentum as FullGradientMomentum
-from flatfed.parts.correct import GlobalMomentum as GlobalMomentum
-from flatfed.parts.correct import HybridProximal as HybridProximal
-from flatfed.parts.correct import LocalNesterov as LocalNesterov
-from flatfed.parts.correct import MomentumControlVariate as MomentumControlVariate
-from flatfed.parts.correct import Proximal as Proximal
-from flatfed.parts.perturb import AdaptiveSharpnessAware as AdaptiveSharpnessAware
-from flatfed.parts.perturb import AlongMomentum as AlongMomentum
-from flatfed.parts.perturb import ConsensusPerturbation as ConsensusPerturbation
-from flatfed.parts.perturb import LastModel as LastModel
-from flatfed.parts.perturb import SharpnessAware as SharpnessAware
-from flatfed.parts.perturb import ShiftedInputs as ShiftedInputs
-from flatfed.parts.schedule import LinearDecay as LinearDecay
-from flatfed.parts.server import Adam as Adam
-from flatfed.parts.server import Average as Average
-from flatfed.parts.server import Extrapolate as Extrapolate
-from flatfed.parts.server import Momentum as Momentum
-from flatfed.parts.start import LookAhead as LookAhead
-from flatfed.parts.start import PerturbedStart as PerturbedStart
-from flatfed.parts.synthetic import FineTune as FineTune
-from flatfed.parts.synthetic import SyntheticMix as SyntheticMix
-from flatfed.parts.synthetic import TrajectoryMatching as TrajectoryMatching
+from flatfed.parts.aggregate import TrimmedMean
+from flatfed.parts.compress import ErrorFeedback, ErrorFeedback21, Quantize, Sign, TopK
+from flatfed.parts.correct import (
+    ControlVariate,
+    DynamicRegulariser,
+    FullGradientMomentum,
+    GlobalMomentum,
+    HybridProximal,
+    LocalNesterov,
+    MomentumControlVariate,
+    Proximal,
+)
+from flatfed.parts.perturb import (
+    AdaptiveSharpnessAware,
+    AlongMomentum,
+    ConsensusPerturbation,
+    LastModel,
+    SharpnessAware,
+    ShiftedInputs,
+)
+from flatfed.parts.schedule import LinearDecay
+from flatfed.parts.server import Adam, Average, Extrapolate, Momentum
+from flatfed.parts.start import LookAhead, PerturbedStart
+from flatfed.parts.synthetic import FineTune, SyntheticMix, TrajectoryMatching
+
+__all__ = [
+    "Adam",
+    "AdaptiveSharpnessAware",
+    "AlongMomentum",
+    "Average",
+    "ConsensusPerturbation",
+    "ControlVariate",
+    "DynamicRegulariser",
+    "ErrorFeedback",
+    "ErrorFeedback21",
+    "Extrapolate",
+    "FineTune",
+    "FullGradientMomentum",
+    "GlobalMomentum",
+    "HybridProximal",
+    "LastModel",
+    "LinearDecay",
+    "LocalNesterov",
+    "LookAhead",
+    "Momentum",
+    "MomentumControlVariate",
+    "PerturbedStart",
+    "Proximal",
+    "Quantize",
+    "SharpnessAware",
+    "ShiftedInputs",
+    "Sign",
+    "SyntheticMix",
+    "TopK",
+    "TrajectoryMatching",
+    "TrimmedMean",
+]

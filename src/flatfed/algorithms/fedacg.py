@@ -1,0 +1,23 @@
+"""FedACG: accelerated client gradient (Kim et al., 2024).
+
+    φ ← x + λ m                                the server sends φ
+    y ← y − η (g(y) + β (y − φ))               y_0 = φ
+    m ← λ m + mean(y_K − φ)
+    x ← x + m                                  the plain mean of the local models
+
+Limits: λ = 0 is FedProx(β); β = 0 is FedNSAM without its perturbation.
+Deviations: the authors' loss has β/2 = 1e-3 before ‖y − φ‖²; their code also decays η after every local
+epoch, which is not done here.
+"""
+
+from flatfed.algorithms.registry import register
+from flatfed.core.algorithm import Algorithm
+from flatfed.core.types import Decay, NonNegative
+from flatfed.parts import LookAhead, Momentum, Proximal
+
+
+@register
+def fedacg(lookahead: Decay = 0.85, proximal_weight: NonNegative = 2e-3) -> Algorithm:
+    return Algorithm(
+        start=LookAhead(lookahead), correct=Proximal(proximal_weight), server=Momentum(lookahead)
+    )

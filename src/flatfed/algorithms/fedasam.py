@@ -1,0 +1,29 @@
+"""FedASAM: adaptive sharpness-aware local steps (Caldarola et al., 2022).
+
+    T ← |y| + offset on weights, 1 elsewhere
+    ε ← ρ T² g(y) / ‖T g(y)‖
+    y ← y − η g(y + ε)
+    x ← x + η_g mean(y_K − x)
+
+Limits: ρ = 0 is FedAvg; T = 1 is FedSAM(ρ), T = c is FedSAM(c ρ).
+Deviations: weights are the parameters whose name contains "weight", normalisation layers included, as in
+the authors' code; `scale_norms=False` leaves those out. Their optional averaging of late global models on
+the server is not included.
+"""
+
+from flatfed.algorithms.registry import register
+from flatfed.core.algorithm import Algorithm
+from flatfed.core.types import NonNegative, Positive
+from flatfed.parts import AdaptiveSharpnessAware, Average
+
+
+@register
+def fedasam(
+    radius: NonNegative = 0.7,
+    offset: NonNegative = 0.2,
+    scale_norms: bool = True,
+    server_rate: Positive = 1.0,
+) -> Algorithm:
+    return Algorithm(
+        gradient=AdaptiveSharpnessAware(radius, offset, scale_norms), server=Average(server_rate)
+    )

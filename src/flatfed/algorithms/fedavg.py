@@ -1,0 +1,18 @@
+"""FedAvg: federated averaging (McMahan et al., 2017).
+
+    y ← y − η g(y)                 K local steps from the global model x
+    x ← x + η_g mean(y_K − x)
+
+Limits: K = 1 with every client taking part is gradient descent on the mean loss.
+Deviations: the mean over participants is uniform unless weighting by sample counts is asked for.
+"""
+
+from flatfed.algorithms.registry import register
+from flatfed.core.algorithm import Algorithm
+from flatfed.core.types import Positive
+from flatfed.parts import Average
+
+
+@register
+def fedavg(server_rate: Positive = 1.0) -> Algorithm:
+    return Algorithm(server=Average(server_rate))

@@ -1,0 +1,19 @@
+"""FedAvgM: momentum on the server (Hsu et al., 2019).
+
+    y ← y − η g(y)
+    m ← β m + mean(y_K − x)
+    x ← x + η_g m
+
+Limits: β = 0 is FedAvg.
+Deviations: none.
+"""
+
+from flatfed.algorithms.registry import register
+from flatfed.core.algorithm import Algorithm
+from flatfed.core.types import Decay, Positive
+from flatfed.parts import Momentum
+
+
+@register
+def fedavgm(momentum_decay: Decay = 0.9, server_rate: Positive = 1.0) -> Algorithm:
+    return Algorithm(server=Momentum(momentum_decay, server_rate))

@@ -1,0 +1,23 @@
+"""FedNSAM: Nesterov-aligned sharpness-aware minimisation.
+
+    δ ← −ρ u(m)                                m points downhill, so −m climbs
+    y ← y − η g(y + λ m + δ)                   one gradient per step
+    m ← λ m + mean(y_K − x)
+    x ← x + m
+
+Limits: ρ = λ = 0 is FedAvg; ρ = 0 is FedACG without its proximal term; λ = 0 is FedLESAM with the server's
+memory.
+Deviations: one printed equation perturbs along +m, the algorithm along −m. The look-ahead is added at every
+step; starting at x + λm instead gives the same displacements without weight decay, which acts on y here.
+Clients use the m of the round before.
+"""
+
+from flatfed.algorithms.registry import register
+from flatfed.core.algorithm import Algorithm
+from flatfed.core.types import Decay, NonNegative
+from flatfed.parts import AlongMomentum, Momentum
+
+
+@register
+def fednsam(lookahead: Decay = 0.85, radius: NonNegative = 0.1) -> Algorithm:
+    return Algorithm(gradient=AlongMomentum(radius, lookahead), server=Momentum(lookahead))

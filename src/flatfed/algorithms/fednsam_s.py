@@ -1,0 +1,25 @@
+"""FedNSAM-S: FedNSAM with SCAFFOLD's control variates.
+
+    δ   ← −ρ u(m)
+    y   ← y − η (g(y + λ m + δ) − c_i + c)
+    c_i ← c_i − c + (x − y_K) / Σ η_k,   c ← mean of all clients' c_i
+    m   ← λ m + mean(y_K − x)
+    x   ← x + m
+
+Limits: ρ = λ = 0 is SCAFFOLD.
+Deviations: the paper names this variant without printing its formulas; this is the direct composition.
+"""
+
+from flatfed.algorithms.registry import register
+from flatfed.core.algorithm import Algorithm
+from flatfed.core.types import Decay, NonNegative
+from flatfed.parts import AlongMomentum, ControlVariate, Momentum
+
+
+@register
+def fednsam_s(lookahead: Decay = 0.85, radius: NonNegative = 0.1) -> Algorithm:
+    return Algorithm(
+        gradient=AlongMomentum(radius, lookahead),
+        correct=ControlVariate(),
+        server=Momentum(lookahead),
+    )

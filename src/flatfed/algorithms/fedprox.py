@@ -1,0 +1,18 @@
+"""FedProx: a proximal pull towards the received model (Li et al., 2020).
+
+    y ← y − η (g(y) + μ (y − x))
+    x ← x + mean(y_K − x)
+
+Limits: μ = 0 is FedAvg; so is K = 1 for any μ.
+Deviations: none.
+"""
+
+from flatfed.algorithms.registry import register
+from flatfed.core.algorithm import Algorithm
+from flatfed.core.types import NonNegative
+from flatfed.parts import Proximal
+
+
+@register
+def fedprox(proximal_weight: NonNegative = 0.01) -> Algorithm:
+    return Algorithm(correct=Proximal(proximal_weight))

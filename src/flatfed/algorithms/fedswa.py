@@ -1,0 +1,19 @@
+"""FedSWA: stochastic weight averaging across rounds (Liu et al., 2025).
+
+    y ← y − η_k g(y)                           η_k falls linearly from η to ρη, restarts every round
+    x ← x + α mean(y_K − x)
+
+Limits: ρ = 1 is FedAvg with server rate α; ρ = α = 1 is FedAvg.
+Deviations: K steps, where the printed loop has K + 1. α = 1.5 extrapolates, though the paper speaks of a
+moving average.
+"""
+
+from flatfed.algorithms.registry import register
+from flatfed.core.algorithm import Algorithm
+from flatfed.core.types import NonNegative, Positive
+from flatfed.parts import Average, LinearDecay
+
+
+@register
+def fedswa(final_rate: NonNegative = 0.1, server_rate: Positive = 1.5) -> Algorithm:
+    return Algorithm(schedule=LinearDecay(final_rate), server=Average(server_rate))

@@ -1,0 +1,124 @@
+"""The named algorithms, and how a name or a composition in a config file becomes one.
+
+Decorating a constructor with `register` enrols the algorithm in the command line, the documentation and the
+tests that run over all algorithms.
+"""
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, ParamSpec
+
+from pydantic import ValidationError, validate_call
+
+from flatfed import parts
+from flatfed.core.algorithm import TRANSPORT, Algorithm, ImpossibleComposition
+from flatfed.core.errors import FlatfedError, did_you_mean, one_line
+from flatfed.core.part import NEUTRAL, SLOTS, Part, part_name
+
+Options = ParamSpec("Options")
+
+ALGORITHMS: dict[str, Callable[..., Algorithm]] = {}
+
+
+def register(make: Callable[Options, Algorithm]) -> Callable[Options, Algorithm]:
+    """Enrols an algorithm's constructor under its function name and checks what it is called with."""
+    name = make.__name__
+    signature = inspect.signature(make)
+    checked: Callable[..., Algorithm] = validate_call(make)
+
+    @functools.wraps(make)
+    def construct(*positional: Options.args, **named: Options.kwargs) -> Algorithm:
+        try:
+            # Positional arguments get their names first, so that a complaint can use them.
+            given = signature.bind_partial(*positional).arguments
+            algorithm = checked(**{**given, **named})
+        except ValidationError as error:
+            raise FlatfedError(one_line(error, signature.parameters, prefix=name)) from None
+        bound = signature.bind(*positional, **named)
+        bound.apply_defaults()
+        return replace(algorithm, name=name, options=dict(bound.arguments), composed_of=algorithm.parts)
+
+    ALGORITHMS[name] = construct
+    return construct
+
+
+def equations(name: str) -> str:
+    """The docstring of an algorithm's file: equations, limits, deviations."""
+    return inspect.cleandoc(sys.modules[ALGORITHMS[name].__module__].__doc__ or "")
+
+
+def parts_by_name(slot: str) -> dict[str, type[Part]]:
+    kinds = (getattr(parts, name) for name in parts.__all__)
+    return {
+        NEUTRAL: SLOTS[slot],
+        **{part_name(kind): kind for kind in kinds if issubclass(kind, SLOTS[slot])},
+    }
+
+
+def build(description: str | Mapping[str, Any]) -> Algorithm:
+    """An algorithm from its name, from {name, options…}, or from parts by slot.
+
+    >>> build({"gradient": {"part": "sharpness_aware", "radius": 0.05}, "correct": ["control_variate"]})
+    """
+    if isinstance(description, str):
+        description = {"name": description}
+    if "name" in description:
+        transport = {key: value for key, value in description.items() if key in TRANSPORT}
+        options = {key: value for key, value in description.items() if key not in {"name", *transport}}
+        named = build_named(description["name"], options)
+        return _composed(functools.partial(replace, named), transport) if transport else named
+    unknown = sorted(set(description) - {*SLOTS, "uncompressed"})
+    if unknown:
+        known = [*SLOTS, "uncompressed", "name"]
+        raise FlatfedError(f"algorithm.{unknown[0]}: unknown; {did_you_mean(unknown[0], known)}")
+    return _composed(Algorithm, description)
+
+
+def _composed(make: Callable[..., Algorithm], description: Mapping[str, Any]) -> Algorithm:
+    chosen: dict[str, Any] = {}
+    for slot, filling in description.items():
+        if slot == "uncompressed":
+            names = filling if isinstance(filling, list | tuple) else [filling]
+            chosen[slot] = tuple(str(name) for name in names)
+        elif slot == "correct":
+            several = filling if isinstance(filling, list | tuple) else [filling]
+            chosen[slot] = tuple(_build_part(slot, one) for one in several)
+        else:
+            chosen[slot] = _build_part(slot, filling)
+    try:
+        return make(**chosen)
+    except ImpossibleComposition as reason:
+        raise FlatfedError(f"algorithm: {reason}") from None
+
+
+def build_named(name: str, options: Mapping[str, Any]) -> Algorithm:
+    known = {_plain(algorithm): algorithm for algorithm in ALGORITHMS}
+    if not isinstance(name, str) or _plain(name) not in known:
+        raise FlatfedError(f"algorithm = {name!r}: unknown; {did_you_mean(str(name), ALGORITHMS)}")
+    return ALGORITHMS[known[_plain(name)]](**options)
+
+
+def _plain(name: str) -> str:
+    """FedLESAM-S, fedlesam_s and fedlesams are one name."""
+    return name.lower().replace("-", "").replace("_", "")
+
+
+def _build_part(slot: str, description: Any, within: str = "") -> Part:
+    if isinstance(description, str):
+        description = {"part": description}
+    known, place = parts_by_name(slot), f"algorithm.{slot}{within}"
+    name = description.get("part") if isinstance(description, Mapping) else None
+    if not isinstance(name, str) or name not in known:
+        raise FlatfedError(f"{place}.part = {name!r}: unknown; {did_you_mean(str(name), known)}")
+    kind = known[name]
+    options = {key: value for key, value in description.items() if key != "part"}
+    if "of" in options:  # a part around another of its slot
+        options["of"] = _build_part(slot, options["of"], f"{within}.of")
+    try:
+        return kind(**options)
+    except ValidationError as error:
+        fields = inspect.signature(kind).parameters
+        raise FlatfedError(one_line(error, fields, prefix=f"{place}.{name}")) from None
