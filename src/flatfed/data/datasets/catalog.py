@@ -5,6 +5,7 @@ or in it. With `verify=True` the files must be the published ones, by checksum w
 their counts; `verify=False` accepts any files of the right format, for excerpts and tests.
 """
 
+import functools
 import hashlib
 import inspect
 import io
@@ -13,16 +14,18 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ConfigDict, ValidationError, validate_call
 
-from flatfed.core.errors import FlatfedError
+from flatfed.core.errors import FlatfedError, one_line
 from flatfed.data.datasets.base import TrainTest
 
 Folder = Path | str | None
-Loader = TypeVar("Loader", bound=Callable[..., TrainTest])
+Options = ParamSpec("Options")
+Loader = Callable[Options, TrainTest]
 
 
 @dataclass(frozen=True)
@@ -137,18 +140,36 @@ DATASETS: dict[str, Callable[..., TrainTest]] = {}  # loaders
 CATALOG: dict[str, DatasetInfo] = {}
 
 
-def register(info: DatasetInfo) -> Callable[[Loader], Loader]:
+def checked_options(name: str) -> Callable[[Loader[Options]], Loader[Options]]:
+    """Make a loader refuse options of another type than it declares."""
+
+    def add(load: Loader[Options]) -> Loader[Options]:
+        validated = validate_call(config=ConfigDict(strict=True, allow_inf_nan=False))(load)
+
+        @functools.wraps(load)
+        def checked(*values: Options.args, **options: Options.kwargs) -> TrainTest:
+            try:
+                return validated(*values, **options)
+            except ValidationError as error:
+                raise FlatfedError(one_line(error, inspect.signature(load).parameters, name)) from None
+
+        return checked
+
+    return add
+
+
+def register(info: DatasetInfo) -> Callable[[Loader[Options]], Loader[Options]]:
     """List a data set in `CATALOG` and the decorated function, which loads it, in `DATASETS`."""
 
-    def add(load: Loader) -> Loader:
+    def add(load: Loader[Options]) -> Loader[Options]:
         if info.name in DATASETS:
             raise ValueError(f"data set {info.name!r} is already registered; choose another name")
         if "folder" not in inspect.signature(load).parameters:
             raise ValueError(
                 f"data set {info.name!r}: its loader takes no `folder`; add `folder: Folder = None`"
             )
-        DATASETS[info.name], CATALOG[info.name] = load, info
-        return load
+        DATASETS[info.name], CATALOG[info.name] = checked_options(info.name)(load), info
+        return DATASETS[info.name]
 
     return add
 

@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from flatfed.core.errors import check_choice
 from flatfed.data.datasets.base import Labelled, TrainTest, image_set
 from flatfed.data.datasets.catalog import DatasetInfo, Folder, archive, register
 from flatfed.data.transform import Augmentation
@@ -50,7 +49,6 @@ class CifarFormat:
         verify: bool = True,
     ) -> TrainTest:
         """Load the data set as uint8 [samples, 3, 32, 32]."""
-        check_choice("normalisation", normalisation, self.normalisations)
         located = self.info.find(folder)
         binary = (located / f"{next(iter(self.images))}.bin").is_file()
 
