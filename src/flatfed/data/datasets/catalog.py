@@ -6,11 +6,13 @@ their counts; `verify=False` accepts any files of the right format, for excerpts
 """
 
 import functools
+import gzip
 import hashlib
 import inspect
 import io
 import os
 import sys
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +44,11 @@ class Download:
     @property
     def file(self) -> str:
         return self.urls[0].rsplit("/", 1)[-1]
+
+    def mismatch(self, path: Path) -> str:
+        """How a file differs from the published one; empty if it does not."""
+        with path.open("rb") as file:
+            return _checksum_mismatch(self.checksum, file)
 
 
 def archive(url: str, checksum: str | None, size: int, *contents: str) -> tuple[Download]:
@@ -99,9 +106,13 @@ class DatasetInfo:
         return FlatfedError(f"{path}: {problem}; {remedy} or replace it")
 
     def read(self, path: Path, checksum: str | None = None, size: int | None = None) -> bytes:
-        """A file's content, refused if it is missing or differs from the given size or checksum."""
+        """What is in a file, unpacked if it is called .gz; refused if it is not as published."""
         try:
             content = path.read_bytes()
+            if path.suffix == ".gz":
+                content = gzip.decompress(content)
+        except (gzip.BadGzipFile, EOFError, zlib.error):
+            raise self.damaged(path, "truncated or not a gzip file") from None
         except FileNotFoundError:
             raise FlatfedError(
                 f"{path}: not found; {self.remedy} or put the file into {path.parent}"
@@ -110,17 +121,14 @@ class DatasetInfo:
             raise FlatfedError(f"{path}: cannot be read ({error.strerror}); check the file") from None
         if size is not None:
             self.check_size(path, content, size, f"{size:,} are published")
-        self.check_checksum(path, content, checksum)
+        if mismatch := _checksum_mismatch(checksum, io.BytesIO(content)):
+            raise self.damaged(path, mismatch)
         return content
 
     def check_size(self, path: Path, content: bytes, size: int, expectation: str) -> None:
         if len(content) != size:
             problem = "truncated" if len(content) < size else "too long"
             raise self.damaged(path, f"{problem}, {len(content):,} bytes where {expectation}")
-
-    def check_checksum(self, path: Path, content: bytes, checksum: str | None) -> None:
-        if mismatch := checksum_mismatch(checksum, io.BytesIO(content)):
-            raise self.damaged(path, mismatch)
 
     def check_count(self, path: Path, count: int, published: int, unit: str = "images") -> None:
         if count != published:
@@ -189,7 +197,7 @@ def root_folder(folder: Folder) -> Path:
     return data_folder() if folder is None else Path(folder).expanduser()
 
 
-def checksum_mismatch(checksum: str | None, file: io.BufferedReader | io.BytesIO) -> str:
+def _checksum_mismatch(checksum: str | None, file: io.BufferedReader | io.BytesIO) -> str:
     """How a file differs from its published checksum `kind:digits`; empty if it does not."""
     if checksum is None:
         return ""

@@ -112,7 +112,8 @@ def load_tiny_imagenet(
     if verify:
         TINY_IMAGENET.check_count(located / "train", len(train), 100_000)
         TINY_IMAGENET.check_count(located / "val", len(test), 10_000)
-    images, test_images = (read_pictures(labelled, size=(64, 64)) for labelled in (train, test))
+    images = read_pictures(located / "train", train, size=(64, 64))
+    test_images = read_pictures(located / "val" / "val_annotations.txt", test, size=(64, 64))
     mean, std = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)
     return image_set("tiny_imagenet", images, test_images, len(names), mean, std, augmentation)
 
@@ -124,8 +125,6 @@ def _train_paths(folder: Path, names: list[str]) -> list[tuple[Path, int]]:
         if not images.is_dir():
             raise TINY_IMAGENET.damaged(images, "not found, and wnids.txt names its class")
         labelled += [(path, number) for path in picture_paths(images)]
-    if not labelled:
-        raise TINY_IMAGENET.damaged(folder, "no images")
     return labelled
 
 
@@ -138,8 +137,6 @@ def _test_paths(folder: Path, names: list[str]) -> list[tuple[Path, int]]:
             problem = f"the line {line[:40]!r} names no image of a class in wnids.txt"
             raise TINY_IMAGENET.damaged(table, problem)
         labelled.append((folder / "images" / picture, names.index(name)))
-    if not labelled:
-        raise TINY_IMAGENET.damaged(table, "no images")
     return labelled
 
 
@@ -173,15 +170,18 @@ def read_class_folders(
         if path.name not in names:
             raise FlatfedError(f"{path}: not a known class; remove it or add training images of that class")
         labelled += [(picture, names.index(path.name)) for picture in picture_paths(path)]
-    if not labelled:
-        raise FlatfedError(f"{folder}: no images; put them into {folder}/CLASS/")
-    return read_pictures(labelled, channels, size)
+    return read_pictures(folder, labelled, channels, size)
 
 
 def read_pictures(
-    labelled: Sequence[tuple[Path, int]], channels: int = 3, size: tuple[int, int] | None = None
+    folder: Path,
+    labelled: Sequence[tuple[Path, int]],
+    channels: int = 3,
+    size: tuple[int, int] | None = None,
 ) -> Labelled:
     """Images as uint8 [n, C, H, W], all of `size` (height, width) or of the first one's, and their labels."""
+    if not labelled:
+        raise FlatfedError(f"{folder}: no images; put them there")
     try:
         from PIL import Image  # noqa: PLC0415 (optional)
     except ImportError:

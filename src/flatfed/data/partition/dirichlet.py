@@ -47,13 +47,13 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from pydantic import Field
 
+from flatfed.core.types import Count
 from flatfed.data.partition.base import (
     Assignment,
     Classes,
     Concentration,
     Indices,
     Partition,
-    PositiveCount,
     apportion,
     assign_with_refill,
     even_sizes,
@@ -101,7 +101,7 @@ class DirichletClass(Partition):
     """Every class cut over the clients by Dirichlet shares, with a smallest client size."""
 
     concentration: Concentration
-    minimum: PositiveCount = 10
+    minimum: Count = 10
     redraws: Annotated[int, Field(ge=0)] = 100
 
     def assign(self, classes: Classes, clients: int, generator: Generator) -> Assignment:
@@ -135,7 +135,7 @@ class QuantitySkew(Partition):
     """Dirichlet client sizes above a minimum, random labels."""
 
     concentration: Concentration
-    minimum: PositiveCount = 1
+    minimum: Count = 1
 
     def assign(self, classes: Classes, clients: int, generator: Generator) -> Assignment:
         classes.check_minimum(self.minimum, clients)
