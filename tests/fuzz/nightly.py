@@ -1,19 +1,26 @@
-"""Runs the fuzz tests for as long as they are given: `python tests/fuzz/nightly.py [TARGET …] [--minutes 20]`.
+"""Runs the fuzz tests for as long as they are given.
 
-Each target is a test of this folder, in a process of its own, whose examples are steered by atheris towards code
-that no example has reached yet. The number of examples is printed at the end; an example that breaks the rule ends
-the target, is printed by hypothesis, and is kept in hypothesis's folder, so that pytest tries it first from then on.
+    python tests/fuzz/nightly.py [TARGET …] [--minutes 20]
+
+Each target is a file of tests in this folder, run in a process of its own. atheris steers the examples, which
+begin as random ones, towards code that none has reached yet. An example that breaks the rule ends its target,
+is printed by hypothesis and kept in its database, so that pytest tries it first from then on.
 """
 
 import argparse
 import importlib
+import os
+import random
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+STARTS, LONGEST = 200, 4096
+"""Random beginnings, and the bytes that one example is made of."""
 TARGETS = sorted(path.stem.removeprefix("test_") for path in HERE.glob("test_*.py"))
 
 
@@ -40,14 +47,16 @@ def fuzz(target: str, minutes: float) -> None:
         if elapsed > 60 * minutes:
             sys.stderr.write(f"{target}: no failure\n")
             sys.stderr.flush()
-            # The fuzzer itself knows no end but a failure.
-            import os
+            os._exit(0)  # the fuzzer knows no other end than a failure
 
-            os._exit(0)
-
-    # No alarm of the fuzzer's own: the rule sets one.
-    atheris.Setup([sys.argv[0], "-timeout=0", "-rss_limit_mb=0", "-max_len=8192", "-verbosity=0"], one)
-    atheris.Fuzz()
+    generator = random.Random()
+    with tempfile.TemporaryDirectory() as corpus:
+        for number in range(STARTS):
+            (Path(corpus) / str(number)).write_bytes(generator.randbytes(generator.randrange(64, LONGEST)))
+        # No alarm of the fuzzer's own: the rule sets one.
+        options = ["-timeout=0", "-rss_limit_mb=0", f"-max_len={LONGEST}", "-verbosity=0", corpus]
+        atheris.Setup([sys.argv[0], *options], one)
+        atheris.Fuzz()
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
 """The one rule of the fuzz tests, and what they share.
 
-Whatever a user feeds flatfed, it answers with a correct result or with one clear line and exit code 2 (1 for a
-training that diverged): never with a traceback, after more than ten seconds, with more than two gigabytes, or by
-changing a file that is not its own.
+Whatever a user feeds flatfed, it answers with a correct result or with one clear line and exit code 2 (1 for
+a training that diverged): never with a traceback, after more than ten seconds, with more than two gigabytes,
+or by changing a file that is not its own.
 """
 
 import hashlib
@@ -90,7 +90,7 @@ class Answer:
 
 
 def command(*arguments: object) -> Answer:
-    """What `flatfed ARGUMENTS` answers, in this process and within the limits; fails if it breaks the rule."""
+    """What `flatfed ARGUMENTS` answers, in this process; fails if that breaks the rule."""
     output, error = io.StringIO(), io.StringIO()
     words = [str(argument) for argument in arguments]
     with limits(), redirect_stdout(output), redirect_stderr(error):

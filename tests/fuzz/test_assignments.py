@@ -14,7 +14,9 @@ shown = values.map(lambda value: json.dumps(value, default=str)) | values.map(st
 assignments = st.one_of(
     texts,
     st.builds(lambda key, value: f"{key[0]}.{key[1]}={value}", keys, shown),
-    st.builds(lambda key, index, value: f"{key[0]}.{key[1]}[{index}]={value}", keys, st.integers(-1, 9), shown),
+    st.builds(
+        lambda key, index, value: f"{key[0]}.{key[1]}[{index}]={value}", keys, st.integers(-1, 9), shown
+    ),
     st.builds(lambda key, value: f"{key}={value}", st.sampled_from([*BASE, "int", "x", "."]), shown),
 )
 methods = st.one_of(
