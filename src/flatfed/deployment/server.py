@@ -29,7 +29,7 @@ from flatfed.engines.planning import Population, SampleShape, plan_from_shape
 from flatfed.engines.sums import CohortCollector, CohortSums, Piece, rows_of
 from flatfed.engines.threads import WorkerThreads, available_cores
 from flatfed.engines.worker import Evaluator, Snapshot
-from flatfed.runs.train import Run, recorded_config, run_engine
+from flatfed.runs.train import Run, run_engine
 from flatfed.training.checks import too_short
 from flatfed.training.loop import Callback, Progress
 
@@ -80,7 +80,7 @@ def serve(
         log.warning("%s", note)
     model = spec.model()
     engine = FlowerEngine(spec, model, nodes, sites)
-    config = recorded_config(spec.algorithm, spec.training, spec.execution)
+    settings = {"training": spec.training.model_dump(), "execution": spec.execution.model_dump()}
     log.info("the federation is %s; the run's folder is %s", ", ".join(sites.names), folder)
     try:
         return run_engine(
@@ -90,7 +90,7 @@ def serve(
             [engine.after_round, *callbacks],
             engine.evaluate_on_sites,
             folder,
-            {**config, "federation": sites.model_dump()},
+            {"algorithm": spec.algorithm.describe(), **settings, "federation": sites.model_dump()},
             spec.identity(model),
             # Every round is saved: sites keep only the states before and after the last one.
             checkpoint_every=1,

@@ -9,7 +9,7 @@ from pydantic import ValidationError, model_validator
 
 from flatfed.core.errors import FlatfedError, one_line
 from flatfed.deployment.wire import RunName, SampleCount, SampleForm, SiteDescription
-from flatfed.runs.folder import read_json
+from flatfed.runs.files import read_json
 
 
 class Sites(SampleForm):
