@@ -51,11 +51,8 @@ def equations(name: str) -> str:
 
 
 def parts_by_name(slot: str) -> dict[str, type[Part]]:
-    kinds = (getattr(parts, name) for name in parts.__all__)
-    return {
-        NEUTRAL: SLOTS[slot],
-        **{part_name(kind): kind for kind in kinds if issubclass(kind, SLOTS[slot])},
-    }
+    kinds = (kind for kind in vars(parts).values() if isinstance(kind, type))
+    return {NEUTRAL: SLOTS[slot]} | {part_name(kind): kind for kind in kinds if issubclass(kind, SLOTS[slot])}
 
 
 def build(description: str | Mapping[str, Any]) -> Algorithm:

@@ -87,3 +87,20 @@ def initial_state(vectors: Iterable[Vector], dimensions: Dimensions, model: Tens
         else model.new_full((dimensions.length(vector),), vector.initial)
         for vector in vectors
     }
+
+
+def owned(vectors: State, *given: State) -> Vectors:
+    """The vectors, copied where they share memory with one before them or with what was given.
+
+    A part may hand back what it was given; two vectors of a state must not change together.
+    """
+
+    def memory(vector: Tensor) -> int:
+        return vector.untyped_storage().data_ptr()
+
+    taken = {memory(vector) for state in given for vector in state.values()}
+    own = {}
+    for key, vector in vectors.items():
+        own[key] = vector.clone() if memory(vector) in taken else vector
+        taken.add(memory(own[key]))
+    return own
