@@ -16,6 +16,7 @@ from torch import Tensor
 from flatfed.core import random
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.context import Affine, ClientContext, MergeContext, Oracle
+from flatfed.core.errors import DivergedError
 from flatfed.core.flat import length
 from flatfed.core.part import Compressor, Correction
 from flatfed.core.settings import Training
@@ -129,6 +130,13 @@ def client_round(
     if decay and not decay_first:
         folded = folded.then(Affine(spring=decay, pull=-decay * context.origin))
     step = _Step(folded, start)
+    for affine in (folded, *(stage.affine or Affine() for stage in stages)):
+        factor = max(1.0, *context.rates) * max(abs(affine.scale), affine.spring)
+        if factor > torch.finfo(point.dtype).max:
+            raise DivergedError(
+                f"round {context.round + 1}: a step has the factor {factor:.3g}, which {point.dtype} cannot "
+                f"hold; lower lr (now {training.lr:g}), weight_decay or the algorithm's weights"
+            )
 
     for rate, oracle in zip(context.rates, oracles, strict=True):
         direction, carry = gradient_rule.gradient(point, oracle, gradient_context, carry)
