@@ -12,7 +12,7 @@ model. Whole-number buffers are rounded after that; a buffer that no client chan
 the first evaluation of a local step moves them, so a sharpness-aware step counts its batch once, at the
 point where it first looks at it.
 
-`unit` gives vectors length 1.
+`length` and `unit` are exact for vectors of any size.
 """
 
 import copy
@@ -169,6 +169,20 @@ class BoundModel:
         self._address = vector.data_ptr()
 
 
+def length(vector: Tensor) -> Tensor:
+    """‖v‖ over the last axis, kept; also where squares are too small or too large for the dtype."""
+    norm = torch.linalg.vector_norm(vector, dim=-1, keepdim=True)
+    limits = torch.finfo(vector.dtype)
+    # So small that squares which were too small to count may be missing, or no number at all.
+    doubtful = (norm < (vector.shape[-1] * limits.tiny / limits.eps) ** 0.5) | ~torch.isfinite(norm)
+    if bool(doubtful.any()):
+        # Divided by a power of 2, which is exact.
+        scale = torch.exp2(torch.frexp(vector.abs().amax(-1, keepdim=True).double()).exponent.double())
+        scaled = torch.linalg.vector_norm(vector / scale, dim=-1, keepdim=True, dtype=torch.float64)
+        norm = torch.where(doubtful, (scaled * scale).to(vector.dtype), norm)
+    return norm
+
+
 def unit(vector: Tensor) -> Tensor:
     """v / ‖v‖ over the last axis, and 0 where v = 0."""
     return vector / divisor(vector)
@@ -176,11 +190,5 @@ def unit(vector: Tensor) -> Tensor:
 
 def divisor(vector: Tensor) -> Tensor:
     """What to divide vectors by to give them length 1: ‖v‖ over the last axis, kept, and 1 where v = 0."""
-    norm = torch.linalg.vector_norm(vector, dim=-1, keepdim=True)
-    limits = torch.finfo(vector.dtype)
-    # So small that squares which were too small to count may be missing.
-    doubtful = norm < (vector.shape[-1] * limits.tiny / limits.eps) ** 0.5
-    if bool(doubtful.any()):
-        exact = torch.linalg.vector_norm(vector, dim=-1, keepdim=True, dtype=torch.float64)
-        norm = torch.where(doubtful, exact.to(vector.dtype), norm)
+    norm = length(vector)
     return torch.where(norm > 0, norm, 1)
