@@ -23,7 +23,7 @@ from flatfed.report import sections
 from flatfed.report.group import Comparison, Method, comparisons
 from flatfed.report.read import RunRecord, find_runs, read_run
 from flatfed.report.templates import FOLDER, render
-from flatfed.runs.files import write_atomically
+from flatfed.runs.files import check_replaceable, write_atomically
 from flatfed.runs.statistics import last
 
 
@@ -59,6 +59,7 @@ def write_report(
     runs = [read_run(folder) for folder in find_runs(paths)]
     if output.suffix.lower() not in {".html", ".htm"}:
         raise FlatfedError(f"output = {output}: a report is an .html file; give it such a name")
+    check_replaceable(output)
     if not any(run.history for run in runs):
         diverged = runs[0].state == "diverged"
         advice = "it diverged in the first one, lower lr" if diverged else "wait for the first one"
@@ -92,7 +93,7 @@ def write_report(
         script=(FOLDER / "page.js").read_text(encoding="utf-8"),
     )
     output.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(output, page.encode())
+    write_atomically(output, page.encode(errors="replace"))
     return [note for part in parts for note in part.notes]
 
 
