@@ -92,11 +92,6 @@ class Subject:
         return run_identity(self.task, self.plan).digest
 
     @property
-    def initial_model(self) -> Tensor:
-        """The model [P] that the training started from."""
-        return self.plan.layout.vector(self.task.model).to(self.plan.device)
-
-    @property
     def received(self) -> State:
         """The vectors that the participants of the next round would get."""
         return broadcast(self.algorithm, self.server, self.buffers).vectors
@@ -205,18 +200,19 @@ class Subject:
         train(task, self.algorithm, training, self.execution, callbacks=[callback])
 
     def local_models(
-        self, clients: Sequence[int], visit: Callable[[list[int], int, Tensor], None], tick: Tick = silent
+        self, clients: Sequence[int], visit: Callable[[int, int, Tensor], None], tick: Tick = silent
     ) -> None:
         """Trains clients for one round from the present state and visits every local model on the way.
 
-        `visit(members, k, points)` gets the models [C, P] of some clients after k steps, k = 0 … K.
+        `visit(client, k, model)` gets a client's model [P] after k steps, k = 0 … K.
         """
         members: list[int] = []
         step = 0
 
         def see(point: Tensor) -> None:
             nonlocal step
-            visit(members, step, point if point.dim() > 1 else point[None])
+            for client, model in zip(members, point if point.dim() > 1 else point[None], strict=True):
+                visit(client, step, model)
             step += 1
 
         watched = replace(self.algorithm, correct=(_Watched(see), *self.algorithm.corrections))

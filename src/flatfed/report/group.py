@@ -64,7 +64,6 @@ class Method(NumberedMethod):
 class Comparison:
     """Methods on one data set, split and model."""
 
-    setting: Mapping[str, Any]
     methods: tuple[Method, ...]
 
     @property
@@ -100,7 +99,7 @@ def comparisons(runs: Sequence[RunRecord], labels: Mapping[Path, str]) -> list[C
         firsts = [group[0] for group in by_seed]
         named = zip(_labels(firsts, labels), by_seed, strict=True)
         numbered = tuple(Method(number, name, tuple(group)) for number, (name, group) in enumerate(named))
-        results.append(Comparison(setting_of(firsts[0].config), numbered))
+        results.append(Comparison(numbered))
     return results
 
 

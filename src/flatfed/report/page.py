@@ -22,7 +22,7 @@ from flatfed.diagnostics.figures import Figure, Table
 from flatfed.report import sections
 from flatfed.report.group import Comparison, Method, comparisons
 from flatfed.report.read import RunRecord, find_runs, read_run
-from flatfed.report.templates import FOLDER, render
+from flatfed.report.split import FOLDER, TEMPLATES
 from flatfed.runs.folder import write_atomically
 from flatfed.runs.statistics import last
 
@@ -68,19 +68,19 @@ def write_report(
         for number, comparison in enumerate(comparisons(runs, labels or {}))
     ]
     watch("writing the page")
-    figures = {}
-    for part in parts:
-        for figure in (item for section in part.sections for item in section.content):
-            if isinstance(figure, Figure):
-                fields = {key: getattr(figure, key) for key in ("name", "layout", "columns")}
-                figures[f"{part.number}-{figure.name}"] = {
-                    "part": part.number,
-                    "data": figure.traces,
-                    **fields,
-                }
+    figures = {
+        f"{part.number}-{item.name}": {
+            "part": part.number,
+            "data": item.traces,
+            **{key: getattr(item, key) for key in ("name", "layout", "columns")},
+        }
+        for part in parts
+        for section in part.sections
+        for item in section.content
+        if isinstance(item, Figure)
+    }
     names = [method.label for part in parts for method in part.comparison.methods]
-    page = render(
-        "page.html",
+    page = TEMPLATES.get_template("page.html").render(
         title=title or (names[0] if len(names) == 1 else f"{len(names)} methods compared"),
         parts=parts,
         tables=tables,

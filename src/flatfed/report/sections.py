@@ -5,6 +5,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,12 +24,8 @@ from flatfed.training.evaluation import ClientSpread
 # Numbers of a history line that have their own place in the report, or say nothing over the rounds.
 PLACED = {"round", "participants", "bytes_down", "bytes_up", "gradient_evaluations", "seconds", "lr"}
 TITLES = {
-    ACCURACY: "Test accuracy",
-    "test_loss": "Test loss",
     "train_loss": "Training loss",
     "update_norm": "Length of the mean update",
-    "flatness_distance": "Flatness distance",
-    "client_drift": "Client drift",
 }
 COSTS: dict[str, tuple[str, Sequence[str], float]] = {
     "megabytes": ("megabytes sent, both ways", ("bytes_up", "bytes_down"), MEGABYTE),
@@ -59,7 +56,9 @@ class Section:
     note: str = ""
 
     def __post_init__(self) -> None:
-        self.content = [item for item in self.content if not item.is_empty]
+        self.content = [
+            item for item in self.content if (item.traces if isinstance(item, figures.Figure) else item.rows)
+        ]
 
 
 # -- summary ----------------------------------------------------------------------------------------------
@@ -73,10 +72,10 @@ def summary(comparison: Comparison, targets: Sequence[float], test_samples: int 
         columns["accuracy %"] = lambda method: figures.percent(method.last())
         columns["best %"] = lambda method: figures.percent(method.best())
         for target in targets:
-            columns[f"rounds to {100 * target:.4g} %"] = _rounds_to(target)
+            columns[f"rounds to {100 * target:.4g} %"] = partial(_rounds_to, target)
     else:
         for key in _metrics(keys):
-            columns[_title(key).lower()] = _last(key)
+            columns[_title(key).lower()] = partial(lambda key, method: figures.cell(method.last(key), 4), key)
     columns |= {
         "clients' deviation %": _client_column("training", 1),
         "by chance %": _client_column("training", 2),
@@ -111,24 +110,16 @@ def _highest_accuracy(comparison: Comparison) -> float | None:
     return max((final.mean for final in finals if final is not None), default=None)
 
 
-def _last(key: str) -> Column:
-    return lambda method: figures.cell(method.last(key), 4)
-
-
 def _seeds(method: Method) -> figures.TableCell:
     counted, everything = len(method.counted), method.seeds
     return figures.TableCell(str(counted) if counted == everything else f"{counted} of {everything}", counted)
 
 
-def _rounds_to(target: float) -> Column:
-    """A column with the rounds to an accuracy, and how many seeds reach it if not all do."""
-
-    def make(method: Method) -> figures.TableCell:
-        rounds = method.rounds_to(target)
-        some = f" ({len(rounds)} of {len(method.counted)})" if len(rounds) < len(method.counted) else ""
-        return figures.cell(Spread.of(rounds), 0, more=some) if rounds else figures.TableCell("not reached")
-
-    return make
+def _rounds_to(target: float, method: Method) -> figures.TableCell:
+    """The rounds to an accuracy, and how many seeds reach it if not all do."""
+    rounds = method.rounds_to(target)
+    some = f" ({len(rounds)} of {len(method.counted)})" if len(rounds) < len(method.counted) else ""
+    return figures.cell(Spread.of(rounds), 0, more=some) if rounds else figures.TableCell("not reached")
 
 
 # -- curves -----------------------------------------------------------------------------------------------
@@ -217,8 +208,8 @@ def to_targets(comparison: Comparison, targets: Sequence[float]) -> Section:
         return Section("targets", "Rounds to an accuracy")
     methods = comparison.methods
     headers = {f"{100 * target:.4g} %": target for target in targets}
-    rounds = {header: _rounds_to(target) for header, target in headers.items()}
-    megabytes = {header: _megabytes_to(target) for header, target in headers.items()}
+    rounds = {header: partial(_rounds_to, target) for header, target in headers.items()}
+    megabytes = {header: partial(_megabytes_to, target) for header, target in headers.items()}
     traces = [
         figures.line(method, [100 * target for target in targets], means, mode="lines+markers")
         for method in methods
@@ -234,13 +225,10 @@ def to_targets(comparison: Comparison, targets: Sequence[float]) -> Section:
     return Section("targets", "Rounds to an accuracy", [*tables, figure])
 
 
-def _megabytes_to(target: float) -> Column:
-    def make(method: Method) -> figures.TableCell:
-        spent = method.running_total("bytes_up", "bytes_down").means
-        costs = [spent[number] / MEGABYTE for number in method.rounds_to(target) if number in spent]
-        return figures.amount(Spread.of(costs)) if costs else figures.TableCell("not reached")
-
-    return make
+def _megabytes_to(target: float, method: Method) -> figures.TableCell:
+    spent = method.running_total("bytes_up", "bytes_down").means
+    costs = [spent[number] / MEGABYTE for number in method.rounds_to(target) if number in spent]
+    return figures.amount(Spread.of(costs)) if costs else figures.TableCell("not reached")
 
 
 # -- clients ----------------------------------------------------------------------------------------------
@@ -257,7 +245,7 @@ def clients(comparison: Comparison) -> Section:
     note = "Deviation: between clients. By chance: what equally good clients of these sizes would show."
     title = "Accuracy over the clients"
     table = figures.method_table("client-spread", title, comparison.methods, columns, note)
-    tested = any(not figure.is_empty for figure in test)
+    tested = any(figure.traces for figure in test)
     intro = "The final model on every client's own data, all seeds together."
     return Section("clients", "Clients", [*([table] if tested else []), *train, *test], intro)
 
@@ -396,7 +384,8 @@ def configs(comparison: Comparison) -> tuple[list[tuple[str, str]], figures.Tabl
 
 def headline(comparison: Comparison) -> str:
     """The setting in one line."""
-    data, partition, model = (comparison.setting.get(key) for key in ("data", "partition", "model"))
+    config = comparison.methods[0].config
+    data, partition, model = (config.get(key) for key in ("data", "partition", "model"))
     if not isinstance(data, Mapping):
         return "a model and data given in Python"
     parts = [f"{data.get('dataset')} over {data.get('clients')} clients"]
