@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint format docs clean
+.PHONY: demo test lint format docs fuzz benchmark-check clean
 
 demo: .venv/installed
 	$(BIN)/flatfed demo
@@ -23,6 +23,17 @@ format: .venv/installed
 
 docs: .venv/installed
 	$(BIN)/python docs/generate.py
+
+# Twenty minutes a target: `make fuzz`, or `make fuzz TARGETS=payloads MINUTES=60`.
+MINUTES ?= 20
+fuzz: .venv/installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[fuzz]'
+	$(BIN)/python tests/fuzz/nightly.py $(TARGETS) --minutes $(MINUTES)
+
+# Is this version slower than COMMIT? Needs an idle machine.
+COMMIT ?= HEAD~1
+benchmark-check: .venv/installed
+	$(BIN)/python benchmarks/check.py $(COMMIT)
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

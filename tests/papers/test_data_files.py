@@ -9,11 +9,12 @@ import pytest
 
 from flatfed.algorithms import ALGORITHMS
 from flatfed.core.errors import FlatfedError
+from flatfed.core.files import read_toml
 from flatfed.data.datasets import DATASETS
 from flatfed.models import MODELS
 from flatfed.papers import papers, schema
 from flatfed.papers.schema import FOLDER, SMALL, read
-from flatfed.training.config import Config, read_toml
+from flatfed.training.config import Config
 
 FILES = sorted(path for path in FOLDER.glob("*.toml") if path != SMALL)
 

@@ -12,13 +12,14 @@ from typer.testing import CliRunner
 
 from flatfed import cli
 from flatfed.core.errors import FlatfedError
+from flatfed.core.files import read_toml
 from flatfed.papers import papers, tables
 from flatfed.papers.presets import cells, small
 from flatfed.papers.reproduce import chosen_cells, seeded
 from flatfed.papers.schema import FOLDER, Tuning, merged
 from flatfed.runs.compare import is_complete, run_folder
 from flatfed.training import config as config_module
-from flatfed.training.config import Config, read_toml
+from flatfed.training.config import Config
 
 TABLES = [name for name, table in tables().items() if table.diagnostic is None]
 

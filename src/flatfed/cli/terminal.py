@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from flatfed.core.context import TaskStep
-from flatfed.core.errors import DivergedError, FlatfedError, FlatfedWarning
+from flatfed.core.errors import DivergedError, FlatfedError, FlatfedWarning, printable
 from flatfed.training.callbacks import TensorBoard
 from flatfed.training.loop import Callback
 from flatfed.training.loop import Progress as RoundProgress
@@ -97,7 +97,7 @@ def _notes() -> Iterator[None]:
         elif str(message) not in seen:
             seen.add(str(message))
             # Not by a console of our own, which would write into a progress bar.
-            sys.stderr.write(f"note: {message}\n")
+            sys.stderr.write(f"note: {printable(str(message))}\n")
 
     with warnings.catch_warnings():
         warnings.showwarning = show
@@ -105,7 +105,7 @@ def _notes() -> Iterator[None]:
 
 
 def _stop(code: int, message: str) -> None:
-    complain.print(f"[red]error:[/] {escape(message)}")
+    complain.print(f"[red]error:[/] {escape(printable(message))}")
     raise typer.Exit(code)
 
 

@@ -37,10 +37,14 @@ def one_line(error: ValidationError, known: Iterable[str] = (), prefix: str = ""
     """The first complaint of a validation as `field = value: reason`, and how many more there are."""
     complaints = error.errors()
     first = complaints[0]
-    names = [str(item) for item in first["loc"] if not _is_noise(item)]
+    kind, unknown = first["type"], first["type"] in {"extra_forbidden", "unexpected_keyword_argument"}
+    # The first item is a field, and so is the last one if it is unknown; they may be called "int".
+    field_places = {0, len(first["loc"]) - 1} if unknown else {0}
+    names = [
+        str(item) for place, item in enumerate(first["loc"]) if place in field_places or not _is_noise(item)
+    ]
     field = ".".join([prefix, *names] if prefix else names)
-    kind = first["type"]
-    if kind in {"extra_forbidden", "unexpected_keyword_argument"}:
+    if unknown:
         line = f"{field}: unknown; {did_you_mean(names[-1], known)}"
     elif kind in {"missing", "missing_argument"}:
         line = f"{field}: missing; give it a value"
@@ -71,3 +75,8 @@ def first_line(error: BaseException) -> str:
     """What an error says in one line, or its kind if it says nothing."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def printable(text: str) -> str:
+    """Text that may come from anywhere as one line that a terminal shows as it is."""
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)

@@ -14,6 +14,7 @@ from torch import nn
 
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.errors import FlatfedError
+from flatfed.core.files import read_toml
 from flatfed.core.flat import Loss
 from flatfed.core.settings import CheckedModel, Training
 from flatfed.core.types import Count, Positive
@@ -21,7 +22,7 @@ from flatfed.data.transform import AsStored, Transform
 from flatfed.engines.execution import Execution
 from flatfed.engines.planning import Metric
 from flatfed.runs.identity import Identity, digest_of, federation_identity
-from flatfed.training.config import Config, make_model, read_toml
+from flatfed.training.config import Config, make_model
 from flatfed.training.task import check_version, default_metrics
 
 PROTOCOL = 2

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flatfed.core.errors import FlatfedError, check_choice
+from flatfed.core.files import read_toml
 from flatfed.papers import schema
 from flatfed.papers.schema import Block, Paper, Values, merged, papers, tables
-from flatfed.training.config import read_toml
+
 
 TUNED = "flatfed tune"
 # A config has one of each pair.

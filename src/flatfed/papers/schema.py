@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
 from flatfed.core.errors import FlatfedError, did_you_mean, one_line
-from flatfed.training.config import read_toml
+from flatfed.core.files import read_toml
 
 FOLDER = Path(__file__).parent
 SMALL = FOLDER / "small.toml"

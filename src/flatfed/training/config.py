@@ -26,7 +26,6 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -39,6 +38,7 @@ from flatfed.algorithms import build
 from flatfed.core import random
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.errors import FlatfedError, check_choice, did_you_mean, one_line
+from flatfed.core.files import parse_toml, read_toml
 from flatfed.core.part import SLOTS
 from flatfed.core.settings import CheckedModel, Training
 from flatfed.core.types import Count
@@ -227,27 +227,29 @@ def _loaded(name: str, options: str) -> TrainTest:
     return DATASETS[name](**json.loads(options))
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text())
-    except OSError as error:
-        raise FlatfedError(f"{path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise FlatfedError(f"{path}: not a text file; give a TOML config") from None
-    except tomllib.TOMLDecodeError as error:
-        raise FlatfedError(f"{path}: not valid TOML: {error}") from None
+def _copied(value: Any, field: str = "") -> Any:
+    """A copy of nested tables, which may hold what JSON can say."""
+    if isinstance(value, Mapping):
+        return {str(key): _copied(item, f"{field}.{key}".lstrip(".")) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_copied(item, field) for item in value]
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise FlatfedError(
+        f"{field} = {value}: a {type(value).__name__} is of no use here; write a text or a number"
+    )
 
 
 def with_assignments(values: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
     """A copy of nested tables with `key.key=value` applied; values are TOML or plain text."""
-    changed: dict[str, Any] = json.loads(json.dumps(values))
+    changed: dict[str, Any] = _copied(values)
     for assignment in assignments:
         key, sign, text = assignment.partition("=")
         if not sign or not key.strip():
             raise FlatfedError(f"--set {assignment}: write it as key=value, for instance training.lr=0.05")
         try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
+            value = parse_toml(f"value = {text}", "")["value"]
+        except FlatfedError:
             value = text.strip()
         *tables, last = key.strip().split(".")
         place = changed
@@ -257,5 +259,5 @@ def with_assignments(values: Mapping[str, Any], assignments: Sequence[str]) -> d
             place = place.setdefault(table, {})
             if not isinstance(place, dict):
                 raise FlatfedError(f"--set {assignment}: {table} is not a table")
-        place[last] = value
+        place[last] = _copied(value, key.strip())
     return changed

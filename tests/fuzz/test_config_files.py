@@ -1,0 +1,70 @@
+"""Config files: any bytes, and good configs with anything in any field, through `flatfed run`."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from hypothesis import given
+from hypothesis import strategies as st
+from rule import SOME, command, scratch, unchanged
+from values import keys, values, words
+
+BASE: dict[str, Any] = {
+    "data": {"dataset": "digits", "clients": 10},
+    "partition": {"name": "dirichlet_client", "concentration": 1.0},
+    "model": {"name": "mlp", "hidden": [4]},
+    "algorithm": {"name": "fedavg"},
+    "training": {"rounds": 1, "participants": 2, "local_steps": 1, "batch_size": 4, "lr": 0.1},
+    "execution": {"workers": 1},
+}
+
+
+def run(content: bytes, folder: Path) -> None:
+    """Trains by the config among files of the user's, which must stay as they are."""
+    mine = folder / "mine"
+    mine.mkdir()
+    (mine / "config.toml").write_bytes(content)
+    (mine / "model.safetensors").write_bytes(b"weights of mine")
+    with unchanged(mine):
+        command("run", mine / "config.toml", "--folder", folder / "run", "--set", "execution.workers=1")
+
+
+@SOME
+@given(st.binary(max_size=200) | st.text(max_size=200).map(lambda text: text.encode(errors="replace")))
+def test_any_file_as_a_config(content):
+    with scratch() as folder:
+        run(content, folder)
+
+
+@SOME
+@given(st.lists(st.tuples(keys, values), min_size=1, max_size=3), st.booleans())
+def test_any_value_in_any_field(changes, local_steps):
+    config = copy.deepcopy(BASE)
+    if not local_steps:
+        del config["training"]["local_steps"]
+    for (table, key), value in changes:
+        *tables, last = (table, *key.split("."))
+        place = config
+        for name in tables:
+            place = place.setdefault(name, {})
+            if not isinstance(place, dict):
+                break
+        else:
+            place[last] = value
+    with scratch() as folder:
+        run(tomli_w.dumps(config).encode(errors="replace"), folder)
+
+
+@SOME
+@given(st.dictionaries(words | st.sampled_from(list(BASE)), values, max_size=3))
+def test_any_table(tables):
+    with scratch() as folder:
+        run(tomli_w.dumps({**BASE, **tables}).encode(errors="replace"), folder)
+
+
+@SOME
+@given(st.integers(1, 20000), st.sampled_from(["[", "{a=", "[[", "a.", '"', "'''"]))
+def test_deep_nesting(depth, opening):
+    with scratch() as folder:
+        run(f"x = {opening * depth}".encode(), folder)
