@@ -13,7 +13,6 @@ from flatfed.core.files import read_toml
 from flatfed.papers import schema
 from flatfed.papers.schema import Block, Paper, Values, merged, papers, tables
 
-
 TUNED = "flatfed tune"
 # A config has one of each pair.
 OPPOSITES = {"participation": "participants", "local_epochs": "local_steps"}
