@@ -8,7 +8,7 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 from rule import SOME, command, scratch, unchanged
-from values import keys, values, words
+from values import keys, plausible, values, words
 
 BASE: dict[str, Any] = {
     "data": {"dataset": "digits", "clients": 10},
@@ -37,23 +37,36 @@ def test_any_file_as_a_config(content):
         run(content, folder)
 
 
-@SOME
-@given(st.lists(st.tuples(keys, values), min_size=1, max_size=3), st.booleans())
-def test_any_value_in_any_field(changes, local_steps):
+def changed(changes: list[tuple[tuple[str, str], Any]]) -> dict[str, Any]:
     config = copy.deepcopy(BASE)
-    if not local_steps:
-        del config["training"]["local_steps"]
     for (table, key), value in changes:
+        if not key:
+            config[table] = value
+            continue
         *tables, last = (table, *key.split("."))
-        place = config
+        place: Any = config
         for name in tables:
-            place = place.setdefault(name, {})
-            if not isinstance(place, dict):
-                break
-        else:
+            place = place.setdefault(name, {}) if isinstance(place, dict) else None
+        if isinstance(place, dict):
             place[last] = value
+    for one, other in (("participation", "participants"), ("local_epochs", "local_steps")):
+        if isinstance(config["training"], dict) and one in config["training"]:
+            config["training"].pop(other, None)
+    return config
+
+
+@SOME
+@given(st.lists(plausible, min_size=1, max_size=4))
+def test_settings_at_the_edge(changes):
     with scratch() as folder:
-        run(tomli_w.dumps(config).encode(errors="replace"), folder)
+        run(tomli_w.dumps(changed(changes)).encode(errors="replace"), folder)
+
+
+@SOME
+@given(st.lists(st.tuples(keys, values), min_size=1, max_size=3))
+def test_any_value_in_any_field(changes):
+    with scratch() as folder:
+        run(tomli_w.dumps(changed(changes)).encode(errors="replace"), folder)
 
 
 @SOME

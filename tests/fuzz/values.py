@@ -1,6 +1,7 @@
 """Values that somebody might write into a config, good and absurd, but none that is only slow to train."""
 
 import datetime
+import inspect
 from typing import Any
 
 from hypothesis import strategies as st
@@ -58,3 +59,67 @@ KEYS = {
     "execution": [name for name in Execution.model_fields if name != "engine"],
 }
 keys = st.sampled_from([(table, key) for table, names in KEYS.items() for key in names])
+
+
+def _algorithm(name: str) -> st.SearchStrategy[dict[str, Any]]:
+    """A named algorithm with a few of its own options."""
+    known = sorted(inspect.signature(ALGORITHMS[name]).parameters)
+    options = st.dictionaries(st.sampled_from(known), numbers, max_size=2) if known else st.just({})
+    return options.map(lambda chosen: {"name": name, **chosen})
+
+
+shares = st.sampled_from([0.01, 0.3, 1.0, 1e-300]) | st.floats(0, 1)
+positive = st.sampled_from([0.01, 0.5, 1.0, 10.0, 1e-45, 1e-300, 1e38, 1e300]) | st.floats(0, 100)
+counts = st.integers(1, 12) | st.sampled_from([10**6, 10**9, 10**15])
+compressors = st.one_of(
+    st.builds(lambda bits: {"part": "quantize", "bits": bits}, st.integers(1, 32)),
+    st.builds(lambda share: {"part": "top_k", "share": share}, shares),
+    st.sampled_from(["sign", "none", "error_feedback"]),
+    st.just({"part": "error_feedback", "of": {"part": "top_k", "share": 0.1}}),
+)
+# What could well be meant, field by field, at the edge of sense and beyond.
+PLAUSIBLE: dict[tuple[str, str], st.SearchStrategy[Any]] = {
+    ("data", "clients"): st.integers(1, 40) | counts,
+    ("data", "client_tests"): st.integers(1, 40) | st.just("matching"),
+    ("partition", "concentration"): positive,
+    ("model", "hidden"): st.lists(counts, max_size=3),
+    ("algorithm", "compress"): compressors,
+    ("training", "participation"): shares,
+    ("training", "participants"): counts,
+    ("training", "sampling"): st.sampled_from(["fixed", "bernoulli"]),
+    ("training", "local_epochs"): st.integers(1, 3),
+    ("training", "local_steps"): st.integers(1, 5) | st.sampled_from([10**9, 10**15]),
+    ("training", "batch_size"): st.integers(1, 3000) | counts | st.just("full"),
+    ("training", "lr"): positive,
+    ("training", "lr_decay"): shares,
+    ("training", "weight_decay"): positive,
+    ("training", "clip"): positive,
+    ("training", "clip_stage"): st.sampled_from(["loss", "total"]),
+    ("training", "weighting"): st.sampled_from(["uniform", "samples"]),
+    ("training", "evaluate_every"): counts,
+    ("training", "evaluate"): st.sampled_from(["broadcast", "active_mean"]),
+    ("training", "seed"): st.integers(0, 2**64),
+    ("training", "path"): st.sampled_from(["auto", "matrix", "client"]),
+    ("training", "rounds"): st.integers(1, 3),
+    ("execution", "client_memory"): st.sampled_from([0, 1, 10**6, 10**18]),
+    ("execution", "checkpoint_every"): counts,
+    ("execution", "device"): st.sampled_from(["cpu", "meta", "cuda:7", "cpu:3"]),
+}
+partitions = st.one_of(
+    st.builds(
+        lambda name, value: {"name": name, "concentration": value}, st.sampled_from([*PARTITIONS]), positive
+    ),
+    st.builds(
+        lambda name, count: {"name": name, "classes_per_client": count},
+        st.sampled_from(["pathological_balanced", "pathological_independent"]),
+        st.integers(1, 12),
+    ),
+    st.sampled_from(["iid", "natural"]).map(lambda name: {"name": name}),
+)
+plausible = st.one_of(
+    st.sampled_from(sorted(PLAUSIBLE)).flatmap(lambda key: PLAUSIBLE[key].map(lambda value: (key, value))),
+    partitions.map(lambda table: (("partition", ""), table)),
+    st.sampled_from(sorted(ALGORITHMS)).flatmap(_algorithm).map(lambda table: (("algorithm", ""), table)),
+    st.tuples(keys, scalars),
+)
+"""Where (a table and its key, or a whole table) and what."""

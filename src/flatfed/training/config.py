@@ -134,6 +134,8 @@ class Config(CheckedModel):
         try:
             partition = self._partition(data.groups)
             rows = partition.split(data.train_targets.numpy(), self.data.clients, generator)
+        except FlatfedError:
+            raise
         except ValueError as error:
             raise FlatfedError(f"partition.{self.partition['name']}: {error}") from None
         clients = Pool("clients", data.train_inputs, data.train_targets, list(map(from_numpy, rows)))
