@@ -23,6 +23,7 @@ from flatfed.core.rounds import broadcast
 from flatfed.core.settings import Training
 from flatfed.core.state import State
 from flatfed.data.federation import Federation, Samples
+from flatfed.diagnostics.plain import read_plain
 from flatfed.engines.chunks import chunks
 from flatfed.engines.client_store import ClientStore
 from flatfed.engines.engine import Engine
@@ -30,7 +31,7 @@ from flatfed.engines.execution import Execution
 from flatfed.engines.planning import Plan
 from flatfed.engines.server_loss import server_loss
 from flatfed.engines.worker import Snapshot, Worker
-from flatfed.runs.folder import RunFolder, read_json
+from flatfed.runs.folder import RunFolder
 from flatfed.runs.identity import run_identity
 from flatfed.runs.train import Run, train
 from flatfed.training.config import Config
@@ -280,7 +281,10 @@ def inspect(
 def inspect_folder(folder: Path) -> Iterator[Subject]:
     """A run's last checkpoint, rebuilt from the run folder alone."""
     existing = RunFolder.existing(folder)
-    values = read_json(folder / "config.json")
+    problems: list[str] = []
+    values = read_plain(folder / "config.json", problems)
+    if problems:
+        raise FlatfedError(problems[0])
     if not isinstance(values, dict) or "data" not in values:
         raise FlatfedError(
             f"{folder}: made from Python, whose model and data are not in the folder; there, use "

@@ -3,14 +3,17 @@
 Only `config.json` is needed; whatever else is missing or damaged is left out and noted.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from flatfed.core.errors import FlatfedError
+from flatfed.core.files import read_bytes
 from flatfed.diagnostics.folder import FORMAT
-from flatfed.runs.folder import Manifest, RunFolder, read_json
+from flatfed.diagnostics.plain import parse_plain, read_plain
+from flatfed.runs.folder import LOCK, Manifest, RunFolder
 from flatfed.training.loop import History
 
 RunState = Literal["complete", "running", "diverged", "unfinished"]
@@ -46,9 +49,11 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     """The run folders among and directly below the paths, each once."""
     runs: dict[Path, Path] = {}
     for path in paths:
+        if not path.is_dir():
+            raise FlatfedError(f"{path}: no such run folder")
         inside = [path]
-        if path.is_dir() and not (path / "config.json").is_file():
-            inside = sorted(child for child in path.iterdir() if (child / "config.json").is_file())
+        if not os.path.lexists(path / "config.json"):
+            inside = sorted(child for child in path.iterdir() if os.path.lexists(child / "config.json"))
             if not inside:
                 raise FlatfedError(
                     f"{path}: not a run folder, and there is none in it; give folders that flatfed run "
@@ -59,16 +64,15 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
 
 def read_run(path: Path) -> RunRecord:
-    folder = RunFolder.existing(path)
-    config = read_json(path / "config.json")
+    folder, notes = RunFolder(path), list[str]()
+    config = read_plain(path / "config.json", notes)
     for table in ("algorithm", "training"):
         if not isinstance(config, dict) or not isinstance(config.get(table), dict):
             advice = "was it written by another version of flatfed?"
             raise FlatfedError(f"{path / 'config.json'}: has no table {table!r}; {advice}")
-    notes: list[str] = []
     environment = _read_optional(path / "environment.json", notes)
     clients = _read_optional(path / "clients.json", notes).get("clients")
-    history = folder.read_history()
+    history = _read_history(folder.history_path, notes)
     diagnostics = _read_diagnostics(folder, len(history), notes)
     listed = [client for client in clients if isinstance(client, dict)] if isinstance(clients, list) else []
     return RunRecord(
@@ -83,12 +87,39 @@ def read_run(path: Path) -> RunRecord:
     )
 
 
+def _read_history(path: Path, notes: list[str]) -> History:
+    """The finished rounds up to the first line that is damaged."""
+    history: History = []
+    problems: list[str] = []
+    try:
+        *lines, unfinished = read_bytes(path).decode(errors="replace").split("\n") if _is_there(path) else [""]
+        for number, line in enumerate([*lines, unfinished] if unfinished else lines, start=1):
+            record = parse_plain(line, f"{path}, line {number}", problems)
+            if not isinstance(record, dict) or record.get("round") != number or record["round"] is True:
+                raise FlatfedError(f"{path}, line {number}: not the record of round {number}")
+            history.append(record)
+    except FlatfedError as error:
+        # A last line without an end is just being written.
+        if len(history) < len(lines):
+            problems.append(f"{error}; only the {len(history)} rounds before are shown")
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        notes.append(f"{problems[-1]}{more}")
+    return history
+
+
+def _is_there(path: Path) -> bool:
+    """Also for a link that leads nowhere."""
+    return os.path.lexists(path)
+
+
 def _state(folder: RunFolder, rounds: Any, finished: int) -> RunState:
-    if folder.is_running():
+    # Nothing but a file is opened: a pipe would wait for a writer.
+    if (folder.checkpoints / LOCK).is_file() and folder.is_running():
         return "running"
     if folder.divergence_path.exists():
         return "diverged"
-    if folder.model_path.exists() and isinstance(rounds, int) and finished >= rounds:
+    if folder.model_path.is_file() and isinstance(rounds, int) and finished >= rounds:
         return "complete"
     return "unfinished"
 
