@@ -49,7 +49,7 @@ from flatfed.engines.planning import Plan, Population, SampleShape, plan_from_sh
 from flatfed.engines.sums import CohortCollector, CohortSums, Piece, rows_of
 from flatfed.engines.threads import WorkerThreads, available_cores
 from flatfed.engines.worker import Evaluator, Snapshot
-from flatfed.runs.folder import read_json
+from flatfed.runs.files import read_json
 from flatfed.runs.train import Run, run_engine
 from flatfed.training.checks import too_short
 from flatfed.training.loop import Callback, Progress

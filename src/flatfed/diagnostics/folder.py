@@ -13,7 +13,8 @@ from flatfed.core.errors import FlatfedError, did_you_mean, one_line
 from flatfed.diagnostics.plain import plain, read_plain
 from flatfed.diagnostics.registry import DIAGNOSTICS, MISUNDERSTANDINGS, cheap_diagnostics
 from flatfed.diagnostics.subject import Subject, Tick, inspect_folder, silent
-from flatfed.runs.folder import RunFolder, write_json
+from flatfed.runs.files import write_json
+from flatfed.runs.folder import RunFolder
 
 FORMAT = 1
 

@@ -300,7 +300,7 @@ def inspect_folder(folder: Path) -> Iterator[Subject]:
                 f"{folder}: its checkpoint was made with other data or by another version of flatfed; "
                 "use that version or run it again"
             )
-        existing.load_clients(engine.clients)
+        existing.checkpoints.load_clients(engine.clients)
         state = TrainingState(checkpoint.server, checkpoint.buffers, checkpoint.round)
         yield _subject(task, execution, engine, state, engine.clients)
 

@@ -17,13 +17,13 @@ from typing import Any
 import tomli_w
 from plotly.offline import get_plotlyjs
 
-from flatfed.core.errors import FlatfedError
+from flatfed.core.errors import FlatfedError, printable
 from flatfed.diagnostics.figures import Figure, Table
 from flatfed.report import sections
 from flatfed.report.group import Comparison, Method, comparisons
 from flatfed.report.read import RunRecord, find_runs, read_run
 from flatfed.report.split import FOLDER, TEMPLATES
-from flatfed.runs.folder import write_atomically
+from flatfed.runs.files import write_atomically
 from flatfed.runs.statistics import last
 
 
@@ -37,7 +37,7 @@ class PagePart:
     sections: Sequence[sections.Section]
     shared: Sequence[tuple[str, str]]
     differences: Table | None
-    notes: Sequence[str]
+    notes: list[str]
 
 
 def write_report(
@@ -55,10 +55,17 @@ def write_report(
     `targets` are accuracies to count rounds to, besides the usual ones; `labels` are names for runs;
     `tables` come before the runs' own; `watch` is called with what is being done.
     """
-    watch("reading runs")
-    runs = [read_run(folder) for folder in find_runs(paths)]
     if output.suffix.lower() not in {".html", ".htm"}:
         raise FlatfedError(f"output = {output}: a report is an .html file; give it such a name")
+    watch("reading runs")
+    runs, damaged = [], []
+    for folder in find_runs(paths):
+        try:
+            runs.append(read_run(folder))
+        except FlatfedError as error:
+            damaged.append(str(error))
+    if not runs:
+        raise FlatfedError(damaged[0])
     if not any(run.history for run in runs):
         diverged = runs[0].state == "diverged"
         advice = "it diverged in the first one, lower lr" if diverged else "wait for the first one"
@@ -67,6 +74,7 @@ def write_report(
         _part(number, comparison, targets, watch)
         for number, comparison in enumerate(comparisons(runs, labels or {}))
     ]
+    parts[0].notes[:0] = [f"{error}; the run is left out" for error in damaged]
     watch("writing the page")
     figures = {
         f"{part.number}-{item.name}": {
@@ -92,8 +100,8 @@ def write_report(
         script=(FOLDER / "page.js").read_text(encoding="utf-8"),
     )
     output.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(output, page.encode())
-    return [note for part in parts for note in part.notes]
+    write_atomically(output, page.encode(errors="replace"))
+    return [printable(note) for part in parts for note in part.notes]
 
 
 def _part(

@@ -4,16 +4,19 @@ Only `config.json` is needed; whatever else is missing or damaged is left out an
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from flatfed.core.errors import FlatfedError
+from flatfed.core.errors import FlatfedError, shown
 from flatfed.core.files import read_bytes
+from flatfed.diagnostics import DIAGNOSTICS
+from flatfed.diagnostics.figures import MethodResults
 from flatfed.diagnostics.folder import FORMAT
 from flatfed.diagnostics.plain import parse_plain, read_plain
-from flatfed.runs.folder import LOCK, Manifest, RunFolder
+from flatfed.diagnostics.registry import MISUNDERSTANDINGS
+from flatfed.runs.folder import RunFolder
 from flatfed.training.loop import History
 
 RunState = Literal["complete", "running", "diverged", "unfinished"]
@@ -88,34 +91,29 @@ def read_run(path: Path) -> RunRecord:
 
 
 def _read_history(path: Path, notes: list[str]) -> History:
-    """The finished rounds up to the first line that is damaged."""
+    """The finished rounds, up to the first line that is damaged."""
     history: History = []
-    problems: list[str] = []
-    try:
-        *lines, unfinished = read_bytes(path).decode(errors="replace").split("\n") if _is_there(path) else [""]
-        for number, line in enumerate([*lines, unfinished] if unfinished else lines, start=1):
-            record = parse_plain(line, f"{path}, line {number}", problems)
+    large: list[str] = []
+    text = _optional(path, lambda: read_bytes(path).decode(errors="replace"), notes) or ""
+    lines = text.split("\n")
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = parse_plain(line, f"{path}, line {number}", large)
             if not isinstance(record, dict) or record.get("round") != number or record["round"] is True:
                 raise FlatfedError(f"{path}, line {number}: not the record of round {number}")
-            history.append(record)
-    except FlatfedError as error:
-        # A last line without an end is just being written.
-        if len(history) < len(lines):
-            problems.append(f"{error}; only the {len(history)} rounds before are shown")
-    if problems:
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        notes.append(f"{problems[-1]}{more}")
+        except FlatfedError as error:
+            if number < len(lines):  # else it is just being written
+                notes.append(f"{error}; only the {number - 1} rounds before it are shown")
+            break
+        history.append(record)
+    if large:
+        notes.append(large[0] + (f" (and {len(large) - 1} more lines)" if len(large) > 1 else ""))
     return history
-
-
-def _is_there(path: Path) -> bool:
-    """Also for a link that leads nowhere."""
-    return os.path.lexists(path)
 
 
 def _state(folder: RunFolder, rounds: Any, finished: int) -> RunState:
     # Nothing but a file is opened: a pipe would wait for a writer.
-    if (folder.checkpoints / LOCK).is_file() and folder.is_running():
+    if folder.lock.path.is_file() and folder.lock.is_taken():
         return "running"
     if folder.divergence_path.exists():
         return "diverged"
@@ -126,12 +124,8 @@ def _state(folder: RunFolder, rounds: Any, finished: int) -> RunState:
 
 def _read_diagnostics(folder: RunFolder, finished: int, notes: list[str]) -> dict[str, dict[str, Any]]:
     """What was measured of the state that would be measured now, that of the last checkpoint."""
-    now = finished
-    if folder.manifest_path.exists():
-        try:
-            now = Manifest.read(folder.manifest_path).round
-        except FlatfedError as error:
-            notes.append(str(error))
+    manifest = _read_optional(folder.checkpoints.manifest_path, notes)
+    now = manifest.get("round", finished)
     diagnostics = {}
     for file in sorted((folder.path / "diagnostics").glob("*.json")):
         content = _read_optional(file, notes)
@@ -144,7 +138,12 @@ def _read_diagnostics(folder: RunFolder, finished: int, notes: list[str]) -> dic
             advice = "left out, measure it again"
             notes.append(f"{file}: measured after round {measured}, but the run is at {now}; {advice}")
         elif content:
-            diagnostics[file.stem] = content
+            try:
+                if file.stem in DIAGNOSTICS:
+                    DIAGNOSTICS[file.stem].show({file.stem: [MethodResults(0, "", [content["result"]])]})
+                diagnostics[file.stem] = content
+            except MISUNDERSTANDINGS as error:  # of another version, or damaged
+                notes.append(f"{file}: not as expected ({shown(error)}), left out")
     return diagnostics
 
 
@@ -160,13 +159,16 @@ def _diagnosed_clients(diagnostics: Mapping[str, Mapping[str, Any]]) -> list[dic
 
 def _read_optional(path: Path, notes: list[str]) -> dict[str, Any]:
     """A file's content; empty, with a note, if it cannot be read, and without one if it is not there."""
-    if not path.exists():
-        return {}
+    content = _optional(path, lambda: read_plain(path, notes), notes)
+    if content is not None and not isinstance(content, dict):
+        notes.append(f"{path}: not what a run writes")
+    return content if isinstance(content, dict) else {}
+
+
+def _optional(path: Path, read: Callable[[], Any], notes: list[str]) -> Any:
+    """What is read of a file; None, with a note, if that fails, and without one if it is not there."""
     try:
-        content = read_json(path)
-        if not isinstance(content, dict):
-            raise FlatfedError(f"{path}: not what a run writes")
+        return read() if os.path.lexists(path) else None
     except FlatfedError as error:
         notes.append(str(error))
-        return {}
-    return content
+        return None

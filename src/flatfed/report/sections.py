@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from flatfed.core.errors import FlatfedError
+from flatfed.core.errors import FlatfedError, shown
 from flatfed.data.partition import class_counts
 from flatfed.data.partition.base import Indices
 from flatfed.diagnostics import DIAGNOSTICS, figures
+from flatfed.diagnostics.registry import MISUNDERSTANDINGS
 from flatfed.report.group import Comparison, Method, algorithm_name, differing_keys, flattened
 from flatfed.report.read import RunRecord
 from flatfed.report.split import binned
@@ -91,7 +92,7 @@ def summary(comparison: Comparison, targets: Sequence[float], test_samples: int 
     several = max(len(method.counted) for method in comparison.methods) > 1
     notes = ["Mean ± standard deviation over seeds, at the last round." if several else "At the last round."]
     highest = _highest_accuracy(comparison)
-    if test_samples and highest is not None:
+    if test_samples and highest is not None and 0 <= highest <= 1:
         error = 100 * math.sqrt(highest * (1 - highest) / test_samples)
         notes.append(
             f"With {test_samples:,} test samples the highest accuracy is uncertain by ±{error:.2g} points "
@@ -266,7 +267,8 @@ def _client_cells(method: Method, kind: str) -> list[figures.TableCell]:
     means, deviations, chances = [], [], []
     for run in method.counted:
         pairs = client_accuracies(run, kind)
-        accuracies, sizes = [accuracy for accuracy, _ in pairs], [int(size) for _, size in pairs if size]
+        accuracies = [accuracy for accuracy, _ in pairs]
+        sizes = [int(size) for _, size in pairs if size is not None and size >= 1]
         if accuracies:
             means.append(statistics.fmean(accuracies))
             deviations.append(statistics.pstdev(accuracies))
@@ -313,9 +315,9 @@ def diagnosed(comparison: Comparison) -> tuple[list[Section], list[str]]:
     for name in measured:
         try:
             contents.setdefault(DIAGNOSTICS[name].section, []).extend(DIAGNOSTICS[name].show(measured))
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            # Files of another version or a damaged one must not cost the rest of the report.
-            notes.append(f"diagnostics/{name}.json: not as expected ({error!r}), left out")
+        except MISUNDERSTANDINGS as error:
+            # Results that can be shown alone may still not fit together.
+            notes.append(f"diagnostics/{name}.json: not comparable ({shown(error)}), left out")
     headings = {name: DIAGNOSED.get(name, (name.capitalize(), "")) for name in contents}
     return [Section(name, title, contents[name], intro) for name, (title, intro) in headings.items()], notes
 
