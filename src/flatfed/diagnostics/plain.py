@@ -9,7 +9,7 @@ from flatfed.core.files import parse_json, read_text
 
 LARGEST = 1e100
 """Sums and squares of larger numbers might not be finite."""
-DEEPEST, MOST_FIELDS, MOST_VALUES = 50, 1000, 8_000_000
+DEEPEST, MOST_FIELDS, MOST_VALUES = 50, 1000, 4_000_000
 """Far beyond what a run writes; more would take too much time or memory."""
 
 
@@ -36,8 +36,7 @@ def _clipped(field: str) -> str:
 
 def parse_plain(text: str, name: object, notes: list[str]) -> Any:
     """What a JSON text says; `name` says whose text it is, and `notes` gets what is left out."""
-    if sum(text.count(mark) for mark in ",[{") > MOST_VALUES:
-        raise FlatfedError(f"{name}: more than {MOST_VALUES:,} values, not what a run writes")
+    check_size(text, name)
     large: list[str] = []
     content = parse_json(text, name)
     try:
@@ -47,6 +46,12 @@ def parse_plain(text: str, name: object, notes: list[str]) -> Any:
     if large:
         notes.append(f"{name}: {large[0]}" + (f" (and {len(large) - 1} more)" if len(large) > 1 else ""))
     return value
+
+
+def check_size(text: str, name: object, marks: str = ",[{") -> None:
+    """Refuses a text of so many values, which begin with some `marks`, that they would fill the memory."""
+    if sum(text.count(mark) for mark in marks) > MOST_VALUES:
+        raise FlatfedError(f"{name}: more than {MOST_VALUES:,} values, not what a run writes")
 
 
 def read_plain(path: Path, notes: list[str]) -> Any:

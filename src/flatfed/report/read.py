@@ -14,7 +14,7 @@ from flatfed.core.files import read_bytes
 from flatfed.diagnostics import DIAGNOSTICS
 from flatfed.diagnostics.figures import MethodResults
 from flatfed.diagnostics.folder import FORMAT
-from flatfed.diagnostics.plain import parse_plain, read_plain
+from flatfed.diagnostics.plain import check_size, parse_plain, read_plain
 from flatfed.diagnostics.registry import MISUNDERSTANDINGS
 from flatfed.runs.folder import RunFolder
 from flatfed.training.loop import History
@@ -73,9 +73,9 @@ def read_run(path: Path) -> RunRecord:
         if not isinstance(config, dict) or not isinstance(config.get(table), dict):
             advice = "was it written by another version of flatfed?"
             raise FlatfedError(f"{path / 'config.json'}: has no table {table!r}; {advice}")
+    history = _read_history(folder.history_path, notes)
     environment = _read_optional(path / "environment.json", notes)
     clients = _read_optional(path / "clients.json", notes).get("clients")
-    history = _read_history(folder.history_path, notes)
     diagnostics = _read_diagnostics(folder, len(history), notes)
     listed = [client for client in clients if isinstance(client, dict)] if isinstance(clients, list) else []
     return RunRecord(
@@ -94,8 +94,7 @@ def _read_history(path: Path, notes: list[str]) -> History:
     """The finished rounds, up to the first line that is damaged."""
     history: History = []
     large: list[str] = []
-    text = _optional(path, lambda: read_bytes(path).decode(errors="replace"), notes) or ""
-    lines = text.split("\n")
+    lines = _optional(path, lambda: _read_lines(path), notes) or [""]
     for number, line in enumerate(lines, start=1):
         try:
             record = parse_plain(line, f"{path}, line {number}", large)
@@ -109,6 +108,12 @@ def _read_history(path: Path, notes: list[str]) -> History:
     if large:
         notes.append(large[0] + (f" (and {len(large) - 1} more lines)" if len(large) > 1 else ""))
     return history
+
+
+def _read_lines(path: Path) -> list[str]:
+    text = read_bytes(path).decode(errors="replace")
+    check_size(text, path, ",[{\n")
+    return text.split("\n")
 
 
 def _state(folder: RunFolder, rounds: Any, finished: int) -> RunState:

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,15 +14,15 @@ from flatfed.data.partition import class_counts
 from flatfed.data.partition.base import Indices
 from flatfed.diagnostics import DIAGNOSTICS, figures
 from flatfed.diagnostics.registry import MISUNDERSTANDINGS
-from flatfed.report.group import Comparison, Method, algorithm_name, differing_keys, flattened
+from flatfed.report.group import PREFIXES, Comparison, Method, algorithm_name, differing_keys, flattened
 from flatfed.report.read import RunRecord
 from flatfed.report.split import binned
-from flatfed.runs.statistics import ACCURACY, MEGABYTE, Spread, finite, mean
+from flatfed.runs.statistics import ACCURACY, MEGABYTE, Spread, mean
 from flatfed.training.config import Config
-from flatfed.training.evaluation import ClientSpread
 
 # Numbers of a history line that have their own place in the report, or say nothing over the rounds.
 PLACED = {"round", "participants", "bytes_down", "bytes_up", "gradient_evaluations", "seconds", "lr"}
+MOST_CURVES = 200
 TITLES = {
     "train_loss": "Training loss",
     "update_norm": "Length of the mean update",
@@ -67,7 +66,7 @@ class Section:
 
 def summary(comparison: Comparison, targets: Sequence[float], test_samples: int | None) -> Section:
     """One line for each method: what it reached and what it cost."""
-    keys = comparison.history_keys()
+    keys = comparison.history_keys[:MOST_CURVES]
     columns: dict[str, Column] = {}
     if ACCURACY in keys:
         columns["accuracy %"] = lambda method: figures.percent(method.last())
@@ -138,7 +137,7 @@ def _metrics(keys: Iterable[str]) -> list[str]:
 
 def curves(comparison: Comparison) -> Section:
     """Every metric against rounds, and the first one and its loss against traffic and computation."""
-    keys = comparison.history_keys()
+    keys = comparison.history_keys[:MOST_CURVES]
     metrics = _metrics(keys)
     content = [_curves(comparison, key) for key in metrics]
     main = [key for key in metrics if key in {metrics[0], "test_loss"}]
@@ -154,7 +153,7 @@ def curves(comparison: Comparison) -> Section:
 
 def other_curves(comparison: Comparison) -> Section:
     """Whatever else the histories have, from callbacks for instance."""
-    keys = comparison.history_keys()
+    keys = comparison.history_keys[:MOST_CURVES]
     others = [key for key in keys if key not in PLACED and key not in _metrics(keys)]
     note = (
         "The training loss is taken where the algorithm evaluates it, for some at a perturbed point: compare "
@@ -205,7 +204,7 @@ def usual_targets(comparison: Comparison) -> list[float]:
 
 def to_targets(comparison: Comparison, targets: Sequence[float]) -> Section:
     """When each method first reaches some accuracies, in rounds and in megabytes."""
-    if not targets or ACCURACY not in comparison.history_keys():
+    if not targets or ACCURACY not in comparison.history_keys:
         return Section("targets", "Rounds to an accuracy")
     methods = comparison.methods
     headers = {f"{100 * target:.4g} %": target for target in targets}
@@ -251,41 +250,15 @@ def clients(comparison: Comparison) -> Section:
     return Section("clients", "Clients", [*([table] if tested else []), *train, *test], intro)
 
 
-PREFIXES = {"training": "", "test": "test_"}
-"""What stands before the names of a client's numbers, by the data that they are of."""
-
-
-def client_accuracies(run: RunRecord, kind: str) -> list[tuple[float, float | None]]:
-    """The final model's accuracy on each client's data, and how many samples these are."""
-    names = f"{PREFIXES[kind]}accuracy", f"{PREFIXES[kind]}samples"
-    pairs = ([finite(client.get(name)) for name in names] for client in run.clients)
-    return [(accuracy, samples) for accuracy, samples in pairs if accuracy is not None]
-
-
-def _client_cells(method: Method, kind: str) -> list[figures.TableCell]:
-    """The mean over clients, the deviation between them, and the deviation that chance would give."""
-    means, deviations, chances = [], [], []
-    for run in method.counted:
-        pairs = client_accuracies(run, kind)
-        accuracies = [accuracy for accuracy, _ in pairs]
-        sizes = [int(size) for _, size in pairs if size is not None and size >= 1]
-        if accuracies:
-            means.append(statistics.fmean(accuracies))
-            deviations.append(statistics.pstdev(accuracies))
-        if accuracies and len(sizes) == len(pairs) and all(0 <= accuracy <= 1 for accuracy in accuracies):
-            chances.append(ClientSpread.of(accuracies, sizes).chance)
-    return [figures.cell(Spread.of_finite(values), 1, 100) for values in (means, deviations, chances)]
-
-
 def _client_column(kind: str, index: int) -> Column:
-    return lambda method: _client_cells(method, kind)[index]
+    """The mean over clients, the deviation between them, or the deviation that chance would give."""
+    return lambda method: figures.cell(method.client_spreads[kind][index], 1, 100)
 
 
 def _client_figures(comparison: Comparison, kind: str) -> list[figures.Figure]:
     boxes, shares = [], []
     for method in comparison.methods:
-        pairs = [pair for run in method.counted for pair in client_accuracies(run, kind)]
-        accuracies = [100 * accuracy for accuracy, _ in pairs]
+        accuracies = [100 * accuracy for run in method.client_accuracies[kind] for accuracy, _ in run]
         if accuracies:
             boxes.append(figures.box(method, accuracies))
             levels = np.linspace(0, 1, min(len(accuracies), 200) + 1)
@@ -378,9 +351,7 @@ def configs(comparison: Comparison) -> tuple[list[tuple[str, str]], figures.Tabl
         differing = [key for key in differing if key != "algorithm.name"]
     if not differing:
         return shared, None
-    columns = {
-        key: lambda method, key=key: figures.cell(flattened(method.config).get(key)) for key in differing
-    }
+    columns = {key: lambda method, key=key: figures.cell(flat[method.number].get(key)) for key in differing}
     return shared, figures.method_table("differences", "What differs", comparison.methods, columns)
 
 
