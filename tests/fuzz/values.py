@@ -107,7 +107,7 @@ PLAUSIBLE: dict[tuple[str, str], st.SearchStrategy[Any]] = {
 }
 partitions = st.one_of(
     st.builds(
-        lambda options, name: {"name": name, **options}, concentration, st.sampled_from(list(PARTITIONS))
+        lambda name, value: {"name": name, "concentration": value}, st.sampled_from([*PARTITIONS]), positive
     ),
     st.builds(
         lambda name, count: {"name": name, "classes_per_client": count},
