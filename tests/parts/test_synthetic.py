@@ -1004,6 +1004,6 @@ def test_samples_from_a_pipe_or_a_bomb_are_refused(tmp_path: Path) -> None:
         np.save(file, np.zeros(3))
     for path, reason in ((pipe, "no archive"), (bomb, "bytes where at most"), (array, "no archive")):
         message = refusal(
-            lambda path=path: trained(generic("fedsynsam", initial=str(path)), tmp_path / "run")
+            lambda path=path: trained(generic("fedsynsam", initial=str(path)), tmp_path / path.stem)
         )
         assert reason in message and str(path) in message and "\n" not in message

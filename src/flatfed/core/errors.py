@@ -41,7 +41,9 @@ def one_line(error: ValidationError, known: Iterable[str] = (), prefix: str = ""
     # The first item is a field, and so is the last one if it is unknown; they may be called "int".
     field_places = {0, len(first["loc"]) - 1} if unknown else {0}
     names = [
-        str(item) for place, item in enumerate(first["loc"]) if place in field_places or not _is_noise(item)
+        str(item)[:60]
+        for place, item in enumerate(first["loc"])
+        if place in field_places or not _is_noise(item)
     ]
     if names and isinstance(first["loc"][0], int) and first["loc"][0] < len(known):
         names[0] = known[first["loc"][0]]  # a positional argument
