@@ -13,6 +13,7 @@ of their WordNet names.
 """
 
 import io
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -123,7 +124,7 @@ def load_tiny_imagenet(
 
 def _class_names(path: Path) -> dict[str, int]:
     names = sorted(_read_text(path).split())
-    for name, following in zip(names, [*names[1:], ""], strict=True):
+    for name, following in itertools.zip_longest(names, names[1:]):
         if name == following or Path(name).name != name:
             raise TINY_IMAGENET.damaged(path, f"{name[:40]!r} is named twice or leads out of the folder")
     return {name: number for number, name in enumerate(names)}
