@@ -261,7 +261,7 @@ def test_another_engine_may_go_on(tmp_path):
             }
             folder.open(config, run_identity(task, plan))
         finally:
-            folder.close()
+            folder.lock.release()
 
 
 @pytest.mark.parametrize("rounds", [2, 3])
