@@ -23,7 +23,7 @@ from flatfed.report import sections
 from flatfed.report.group import Comparison, Method, clipped, comparisons
 from flatfed.report.read import RunRecord, find_runs, read_run
 from flatfed.report.split import FOLDER, TEMPLATES
-from flatfed.runs.files import write_atomically
+from flatfed.runs.files import check_replaceable, write_atomically
 from flatfed.runs.statistics import last
 
 
@@ -57,6 +57,7 @@ def write_report(
     """
     if output.suffix.lower() not in {".html", ".htm"}:
         raise FlatfedError(f"output = {output}: a report is an .html file; give it such a name")
+    check_replaceable(output)
     watch("reading runs")
     runs, damaged = [], []
     for folder in find_runs(paths):
@@ -67,13 +68,9 @@ def write_report(
     if not runs:
         raise FlatfedError(damaged[0])
     if not any(run.history for run in runs):
-        first = runs[0]
-        advice = (
-            "it diverged in the first one, lower lr"
-            if first.state == "diverged"
-            else "wait for the first one"
-        )
-        raise FlatfedError(f"{first.folder}: no round is finished yet; {(*first.notes, advice)[0]}")
+        diverged = runs[0].state == "diverged"
+        advice = "it diverged in the first one, lower lr" if diverged else "wait for the first one"
+        raise FlatfedError(f"{runs[0].folder}: no round is finished yet; {(*runs[0].notes, advice)[0]}")
     parts = [
         _part(number, comparison, targets, watch)
         for number, comparison in enumerate(comparisons(runs, labels or {}))
