@@ -73,7 +73,7 @@ def read_run(path: Path) -> RunRecord:
         if not isinstance(config, dict) or not isinstance(config.get(table), dict):
             advice = "was it written by another version of flatfed?"
             raise FlatfedError(f"{path / 'config.json'}: has no table {table!r}; {advice}")
-    history = _read_history(folder.history_path, notes)
+    history = _read_history(folder.history.path, notes)
     environment = _read_optional(path / "environment.json", notes)
     clients = _read_optional(path / "clients.json", notes).get("clients")
     diagnostics = _read_diagnostics(folder, len(history), notes)
