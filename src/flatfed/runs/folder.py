@@ -200,7 +200,7 @@ class RunFolder:
             # From now on, tensors or a history without a manifest are damage.
             manifest = Manifest(identity=self.identity.digest, config=(sha256(content),))
             self.checkpoints.write(manifest)
-        self.history.restart(self.history.checked(manifest.history) if manifest.history.bytes else b"")
+        self.history.restart(self.history.checked(manifest.history))
         for path in (self.divergence_path, self.stop_path):
             path.unlink(missing_ok=True)
         for path in _entries(self.path):
