@@ -12,7 +12,7 @@ model. Whole-number buffers are rounded after that; a buffer that no client chan
 the first evaluation of a local step moves them, so a sharpness-aware step counts its batch once, at the
 point where it first looks at it.
 
-`unit` gives vectors length 1.
+`length` and `unit` are exact for vectors of any size.
 """
 
 import copy
@@ -33,9 +33,7 @@ class Entry:
 
     name: str
     shape: torch.Size
-    start: int
     size: int
-    channels_last: bool
 
 
 class Layout:
@@ -48,25 +46,22 @@ class Layout:
         dtypes = {value.dtype for _, value in parameters}
         if len(dtypes) > 1:
             raise FlatfedError(f"model: parameters have several dtypes {sorted(map(str, dtypes))}; use one")
-        entries, start = [], 0
-        for name, value in parameters:
-            entries.append(Entry(name, value.shape, start, value.numel(), value.dim() == 4))
-            start += value.numel()
-        self.entries = tuple(entries)
-        self.sizes = [entry.size for entry in entries]
-        self.size = start
+        self.entries = tuple(Entry(name, value.shape, value.numel()) for name, value in parameters)
+        self.sizes = [entry.size for entry in self.entries]
+        self.size = sum(self.sizes)
         self.dtype = dtypes.pop()
-        self.channels_last = any(entry.channels_last for entry in entries)
+        self.channels_last = any(len(entry.shape) == 4 for entry in self.entries)
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
         """The named parameters as views of a flat vector [P]."""
         pieces = vector.split(self.sizes)
-        return {entry.name: _unfold(entry, piece) for entry, piece in zip(self.entries, pieces, strict=True)}
+        return {
+            entry.name: _unfold(entry.shape, piece) for entry, piece in zip(self.entries, pieces, strict=True)
+        }
 
     def pack(self, tensors: Sequence[Tensor]) -> Tensor:
         """The inverse of `views`: tensors in the layout's order become one vector [P]."""
-        pieces = [_fold(entry, tensor) for entry, tensor in zip(self.entries, tensors, strict=True)]
-        return torch.cat(pieces)
+        return torch.cat([_fold(tensor) for tensor in tensors])
 
     def vector(self, module: nn.Module) -> Tensor:
         """A copy of a module's trainable parameters as one vector [P]."""
@@ -83,16 +78,16 @@ class Layout:
         )
 
 
-def _unfold(entry: Entry, piece: Tensor) -> Tensor:
-    if not entry.channels_last:
-        return piece.view(entry.shape)
-    outputs, inputs, height, width = entry.shape
+def _unfold(shape: torch.Size, piece: Tensor) -> Tensor:
+    if len(shape) != 4:
+        return piece.view(shape)
+    outputs, inputs, height, width = shape
     return piece.view(outputs, height, width, inputs).permute(0, 3, 1, 2)
 
 
-def _fold(entry: Entry, tensor: Tensor) -> Tensor:
+def _fold(tensor: Tensor) -> Tensor:
     dense = tensor.to_dense() if tensor.is_sparse else tensor
-    return (dense.permute(0, 2, 3, 1) if entry.channels_last else dense).reshape(-1)
+    return (dense.permute(0, 2, 3, 1) if dense.dim() == 4 else dense).reshape(-1)
 
 
 def load_vector(module: nn.Module, layout: Layout, vector: Tensor) -> None:
@@ -174,6 +169,20 @@ class BoundModel:
         self._address = vector.data_ptr()
 
 
+def length(vector: Tensor) -> Tensor:
+    """‖v‖ over the last axis, kept; also where squares are too small or too large for the dtype."""
+    norm = torch.linalg.vector_norm(vector, dim=-1, keepdim=True)
+    limits = torch.finfo(vector.dtype)
+    # So small that squares which were too small to count may be missing, or no number at all.
+    doubtful = (norm < (vector.shape[-1] * limits.tiny / limits.eps) ** 0.5) | ~torch.isfinite(norm)
+    if bool(doubtful.any()):
+        # Divided by a power of 2, which is exact.
+        scale = torch.exp2(torch.frexp(vector.abs().amax(-1, keepdim=True).double()).exponent.double())
+        scaled = torch.linalg.vector_norm(vector / scale, dim=-1, keepdim=True, dtype=torch.float64)
+        norm = torch.where(doubtful, (scaled * scale).to(vector.dtype), norm)
+    return norm
+
+
 def unit(vector: Tensor) -> Tensor:
     """v / ‖v‖ over the last axis, and 0 where v = 0."""
     return vector / divisor(vector)
@@ -181,11 +190,5 @@ def unit(vector: Tensor) -> Tensor:
 
 def divisor(vector: Tensor) -> Tensor:
     """What to divide vectors by to give them length 1: ‖v‖ over the last axis, kept, and 1 where v = 0."""
-    norm = torch.linalg.vector_norm(vector, dim=-1, keepdim=True)
-    limits = torch.finfo(vector.dtype)
-    # So small that squares which were too small to count may be missing.
-    doubtful = norm < (vector.shape[-1] * limits.tiny / limits.eps) ** 0.5
-    if bool(doubtful.any()):
-        exact = torch.linalg.vector_norm(vector, dim=-1, keepdim=True, dtype=torch.float64)
-        norm = torch.where(doubtful, exact.to(vector.dtype), norm)
+    norm = length(vector)
     return torch.where(norm > 0, norm, 1)

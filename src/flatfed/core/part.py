@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
-from pydantic import ConfigDict
+from pydantic import ConfigDict, ValidationError
 from torch import Tensor
 
 from flatfed.core.context import (
@@ -21,11 +21,12 @@ from flatfed.core.context import (
     MergeContext,
     Oracle,
     ServerContext,
+    Stepped,
     TaskStep,
 )
-from flatfed.core.errors import FlatfedError
+from flatfed.core.errors import FlatfedError, one_line
 from flatfed.core.flat import all_finite
-from flatfed.core.state import Reads, Size, State, Vector
+from flatfed.core.state import Reads, Size, State, Vector, Vectors
 
 
 def identity(upload: Tensor) -> Tensor:
@@ -69,12 +70,29 @@ class StepBound(NamedTuple):
     """Whether the bound holds under weight decay at all."""
 
 
-class Part:
+def snake_case(name: str) -> str:
+    return "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")
+
+
+class _PartType(type):
+    """Parts are made with one-line errors."""
+
+    def __call__(cls, *positional: Any, **named: Any) -> Any:
+        try:
+            return super().__call__(*positional, **named)
+        except ValidationError as error:
+            known: list[str] = [item.name for item in fields(cls)] if is_dataclass(cls) else []
+            raise FlatfedError(one_line(error, known, prefix=snake_case(cls.__name__))) from None
+
+
+class Part(metaclass=_PartType):
     """One ingredient. Everything has a neutral default, so a part overrides only what it is about."""
 
     slot: ClassVar[str]
     # An option that a part does not know is refused; a part may hold another.
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid", arbitrary_types_allowed=True, strict=True
+    )
     needs_float_inputs: ClassVar[bool] = False
 
     def __repr__(self) -> str:
@@ -125,7 +143,7 @@ class Part:
     def finish(self, context: ClientContext, carry: Carry, displacement: Tensor) -> Finish:
         return Finish()
 
-    def merge(self, server: State, mean: State, context: MergeContext) -> dict[str, Tensor]:
+    def merge(self, server: State, mean: State, context: MergeContext) -> Vectors:
         """The part's server vectors after the round, from the cohort's mean uploads."""
         return {}
 
@@ -153,7 +171,7 @@ class ServerTask:
         """
         return iter(())
 
-    def after_round(self, server: State, context: ServerContext) -> dict[str, Tensor]:
+    def after_round(self, server: State, context: ServerContext) -> Vectors:
         """What the server changes at the end of a round, after its rule."""
         return {}
 
@@ -182,9 +200,7 @@ class Gradient(Part):
         """How far from the local model gradients are taken, where that does not change during the round."""
         return None
 
-    def gradient(
-        self, point: Tensor, oracle: Oracle, context: ClientContext, carry: Carry
-    ) -> tuple[Tensor, Carry]:
+    def gradient(self, point: Tensor, oracle: Oracle, context: ClientContext, carry: Carry) -> Stepped:
         """The gradient for the step; `point` is the local model, shifted if there is a `constant_shift`."""
         return oracle(point), carry
 
@@ -209,7 +225,7 @@ class Correction(Part):
         """What it does to the direction of every step, from what it knew when the round began."""
         return Affine()
 
-    def direction(self, direction: Tensor, context: ClientContext, carry: Carry) -> tuple[Tensor, Carry]:
+    def direction(self, direction: Tensor, context: ClientContext, carry: Carry) -> Stepped:
         """The direction after this part; the local model is `context.origin + context.displacement`."""
         return self.affine(context, carry)(direction, context.displacement), carry
 
@@ -257,9 +273,7 @@ class Server(Part):
 
     slot = "server"
 
-    def update(
-        self, server: State, mean: State, shift: Tensor | None, context: MergeContext
-    ) -> dict[str, Tensor]:
+    def update(self, server: State, mean: State, shift: Tensor | None, context: MergeContext) -> Vectors:
         """The new "model" and the rule's own vectors."""
         return {"model": plus_shift(server["model"] + mean["displacement"], shift)}
 
@@ -323,8 +337,7 @@ def plus_shift(model: Tensor, shift: Tensor | None) -> Tensor:
 
 def part_name(part: Part | type[Part]) -> str:
     """The snake_case name by which a part is called in config files."""
-    kind = part if isinstance(part, type) else type(part)
-    return "".join("_" + c.lower() if c.isupper() else c for c in kind.__name__).lstrip("_")
+    return snake_case((part if isinstance(part, type) else type(part)).__name__)
 
 
 def describe_part(part: Part) -> dict[str, Any]:

@@ -7,8 +7,8 @@ provide the gradients. `server_round` merges the cohort's mean uploads into the 
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,21 +16,11 @@ from torch import Tensor
 from flatfed.core import random
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.context import Affine, ClientContext, MergeContext, Oracle
+from flatfed.core.errors import DivergedError
+from flatfed.core.flat import length
 from flatfed.core.part import Compressor, Correction
-from flatfed.core.state import State
-
-
-@dataclass(frozen=True)
-class StepRule:
-    """What happens to the direction of every local step besides the algorithm's own parts.
-
-    The gradient is clipped (`clip_stage="loss"`), corrected, perhaps clipped then ("total"), and decayed at
-    the unperturbed local model. A part that accumulates gradients over steps takes the decayed one.
-    """
-
-    weight_decay: float = 0.0
-    clip: float | None = None
-    clip_stage: Literal["loss", "total"] = "loss"
+from flatfed.core.settings import Training
+from flatfed.core.state import State, owned
 
 
 class ClientResult(NamedTuple):
@@ -46,8 +36,7 @@ class ClientResult(NamedTuple):
 
 def clipped(gradient: Tensor, limit: float) -> Tensor:
     """Scaled down to a norm of `limit` over the last axis where it is longer."""
-    norm = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
-    return gradient * (limit / norm).clamp(max=1.0)
+    return gradient * (limit / length(gradient)).clamp(max=1.0)
 
 
 class _Step:
@@ -103,16 +92,24 @@ def flush_denormals() -> Iterator[None]:
 @torch.no_grad()
 @flush_denormals()
 def client_round(
-    algorithm: Algorithm, context: ClientContext, oracles: Iterable[Oracle], rule: StepRule, point: Tensor
+    algorithm: Algorithm, context: ClientContext, oracles: Iterable[Oracle], training: Training, point: Tensor
 ) -> ClientResult:
     """K local steps; `point` [..., P] is working memory that already holds the received model.
 
+    The gradient is clipped (`clip_stage="loss"`; full gradients, too), corrected, perhaps clipped then
+    ("total"), and decayed at the unperturbed local model. A part that accumulates gradients over steps takes
+    the decayed one.
     `context.displacement` is working memory too: zeros at the start, and the displacement at the end.
     """
+    clip_loss = training.clip if training.clip_stage == "loss" else None
+    clip_total = training.clip if training.clip_stage == "total" else None
+    if clip_loss is not None:
+        # What parts make of a full gradient acts beside clipped ones.
+        whole = context.full_gradient
+        context = replace(context, full_gradient=lambda: clipped(whole(), clip_loss))
     gradient_rule, (gradient_member, *correction_members) = algorithm.gradient, algorithm.client_members
     gradient_context = gradient_member.context(context)
     carry = gradient_rule.begin(gradient_context)
-    clip_loss, clip_total = (rule.clip if rule.clip_stage == stage else None for stage in ("loss", "total"))
     stages = [
         _Stage(correction, member.context(context))
         for correction, member in zip(algorithm.corrections, correction_members, strict=True)
@@ -128,11 +125,18 @@ def client_round(
         # Where gradients are taken moves as the local model does, so that only one of them has to.
         point.add_(shift)
         start = start + shift
-    decay = rule.weight_decay
+    decay = training.weight_decay
     decay_first = decay and any(correction.decays_gradient for correction in algorithm.corrections)
     if decay and not decay_first:
         folded = folded.then(Affine(spring=decay, pull=-decay * context.origin))
     step = _Step(folded, start)
+    for affine in (folded, *(stage.affine or Affine() for stage in stages)):
+        factor = max(1.0, *context.rates) * max(abs(affine.scale), affine.spring)
+        if factor > torch.finfo(point.dtype).max:
+            raise DivergedError(
+                f"round {context.round + 1}: a step has the factor {factor:.3g}, which {point.dtype} cannot "
+                f"hold; lower lr (now {training.lr:g}), weight_decay or the algorithm's weights"
+            )
 
     for rate, oracle in zip(context.rates, oracles, strict=True):
         direction, carry = gradient_rule.gradient(point, oracle, gradient_context, carry)
@@ -156,6 +160,8 @@ def client_round(
         finish = member.part.finish(seen, carried, displacement)
         client |= member.keyed(member.client, finish.client)
         upload |= member.keyed(member.uploads, finish.upload)
+    upload = owned(upload, context.received, context.client)
+    client = owned(client, context.received, context.client, upload, {"displacement": displacement})
     return ClientResult(client, upload, displacement, torch.stack(drift))
 
 
@@ -183,7 +189,7 @@ def encode_uploads(
         encoded.payloads[key], encoded.decoded[key] = payload, decoded
         if compress.remembers:
             encoded.memory[algorithm.memory_key(key)] = compress.memory(target, decoded, kept)
-    return encoded
+    return encoded._replace(memory=owned(encoded.memory, upload, memory, encoded.decoded))
 
 
 @torch.no_grad()
@@ -215,7 +221,9 @@ def server_round(
             shift = correction.shift(member.seen(merged))
     member = algorithm.member(algorithm.server)
     update = algorithm.server.update(member.seen(server), member.received(mean), shift, context)
-    return merged | member.keyed(member.server, update)
+    merged |= member.keyed(member.server, update)
+    changed = {key: vector for key, vector in merged.items() if vector is not server.get(key)}
+    return merged | owned(changed, server, mean)
 
 
 class Broadcast(NamedTuple):

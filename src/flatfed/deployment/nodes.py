@@ -3,13 +3,12 @@
 import logging
 import time
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
-from flwr.app import Message, RecordDict
+from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from flatfed.core.errors import FlatfedError
-from flatfed.deployment.wire import SiteDescription, read_header
+from flatfed.deployment import wire
 
 POLL = 1.0
 """Seconds between looks for nodes that are not connected yet."""
@@ -18,17 +17,9 @@ ERROR_LENGTH = 300
 log = logging.getLogger("flwr.flatfed")
 
 
-class Failure(NamedTuple):
-    """Why a node did not answer."""
-
-    reason: str
-    code: int | None = None
-    """That of its error, if it sent one."""
-
-
 def send_and_wait(
     grid: Grid, kind: str, contents: Mapping[int, RecordDict], timeout: float
-) -> tuple[dict[int, RecordDict], dict[int, Failure]]:
+) -> tuple[dict[int, RecordDict], dict[int, Error]]:
     """What nodes answered in time, and why the others did not, by node."""
     # A node that comes back much later should not work through what is no longer waited for.
     messages = [
@@ -37,7 +28,7 @@ def send_and_wait(
     if not messages:
         return {}, {}
     answers: dict[int, RecordDict] = {}
-    failures = dict.fromkeys(contents, Failure(f"no answer within {timeout:g} s"))
+    failures = dict.fromkeys(contents, Error(wire.SILENT, f"no answer within {timeout:g} s"))
     replies = list(grid.send_and_receive(messages, timeout=timeout))
     # Errors that the SuperLink reports do not come from the node; only the message they answer tells which.
     recipients = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
@@ -47,7 +38,7 @@ def send_and_wait(
             log.warning("a reply to a message that was never sent is ignored")
         elif reply.has_error():
             reason = " ".join(str(reply.error.reason or "").split())[:ERROR_LENGTH]
-            failures[node] = Failure(f"error {reply.error.code}: {reason}", reply.error.code)
+            failures[node] = Error(reply.error.code, f"error {reply.error.code}: {reason}")
         else:
             answers[node] = reply.content
             failures.pop(node, None)
@@ -59,7 +50,7 @@ class Nodes:
 
     def __init__(self, grid: Grid, timeout: float) -> None:
         self.grid, self.timeout = grid, timeout
-        self.descriptions: dict[int, SiteDescription] = {}
+        self.descriptions: dict[int, wire.SiteDescription] = {}
         self._silent: set[int] = set()
 
     def online(self, describe_all: bool = False) -> dict[str, int]:
@@ -93,7 +84,7 @@ class Nodes:
                 return online
             time.sleep(POLL)
 
-    def assemble(self, clients: int | tuple[str, ...], wait: float) -> dict[str, SiteDescription]:
+    def assemble(self, clients: int | tuple[str, ...], wait: float) -> dict[str, wire.SiteDescription]:
         """All sites of a federation, sorted by name, with what they say about themselves."""
         deadline = time.monotonic() + wait
         needed = clients if isinstance(clients, int) else len(set(clients))
@@ -101,21 +92,21 @@ class Nodes:
             self._silent.clear()
             online = self.online(describe_all=True)
             ready = {
-                name: self.descriptions[node] for name, node in online.items() if node in self.descriptions
+                name: self.descriptions[online[name]]
+                for name in sorted(online)
+                if online[name] in self.descriptions and (isinstance(clients, int) or name in clients)
             }
-            if not isinstance(clients, int):
-                ready = {name: description for name, description in ready.items() if name in clients}
-            elif len(ready) > clients:
+            if isinstance(clients, int) and len(ready) > clients:
                 raise FlatfedError(
-                    f"clients = {clients}: {len(ready)} sites are connected ({', '.join(sorted(ready))}); "
+                    f"clients = {clients}: {len(ready)} sites are connected ({', '.join(ready)}); "
                     "give their number, or the names of those that belong to the federation"
                 )
             if len(ready) == needed:
-                return {name: ready[name] for name in sorted(ready)}
+                return ready
             if time.monotonic() > deadline:
                 raise FlatfedError(
                     f"clients = {clients}: after {wait:g} s only {len(ready)} sites are connected "
-                    f"({', '.join(sorted(ready)) or 'none'}); start the others, or change clients or wait"
+                    f"({', '.join(ready) or 'none'}); start the others, or change clients or wait"
                 )
             time.sleep(POLL)
 
@@ -125,9 +116,9 @@ class Nodes:
         )
         for node, answer in answers.items():
             try:
-                self.descriptions[node] = read_header(SiteDescription, answer)
+                self.descriptions[node] = wire.read_header(wire.SiteDescription, answer)
             except FlatfedError as error:
-                failures[node] = Failure(str(error))
+                failures[node] = Error(wire.REFUSED, str(error))
         for node, failure in failures.items():
             log.warning("node %d does not say what it is: %s", node, failure.reason)
             self._silent.add(node)

@@ -4,57 +4,39 @@ from __future__ import annotations
 
 import logging
 import math
-import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from flwr.app import ArrayRecord, Context, RecordDict
 from flwr.serverapp import Grid, ServerApp
-from pydantic import ValidationError, model_validator
 from torch import nn
 
 from flatfed.core.aggregate import Aggregate
-from flatfed.core.errors import DivergedError, FlatfedError, one_line
+from flatfed.core.errors import DivergedError, FlatfedError
 from flatfed.core.flat import apply_buffer_change, no_longer_finite
 from flatfed.core.rounds import Broadcast, reduced_uploads
 from flatfed.core.sampling import local_steps
 from flatfed.core.state import State, Vector, initial_state
 from flatfed.data.federation import Samples
+from flatfed.deployment import wire
 from flatfed.deployment.nodes import Nodes, send_and_wait
+from flatfed.deployment.sites import Sites
 from flatfed.deployment.spec import FederationSpec
-from flatfed.deployment.wire import (
-    DIVERGED,
-    LARGEST,
-    EvaluateReply,
-    Header,
-    Request,
-    RunName,
-    SampleCount,
-    Shape,
-    SiteDescription,
-    TrainReply,
-    array_record,
-    change_shapes,
-    content,
-    decode_payloads,
-    digest,
-    dtype_of,
-    pack,
-    read_header,
-    unpack,
-)
 from flatfed.engines.client_store import ClientStore
-from flatfed.engines.planning import Plan, Population, SampleShape, plan_from_shape
+from flatfed.engines.planning import Population, SampleShape, plan_from_shape
 from flatfed.engines.sums import CohortCollector, CohortSums, Piece, rows_of
 from flatfed.engines.threads import WorkerThreads, available_cores
 from flatfed.engines.worker import Evaluator, Snapshot
-from flatfed.runs.folder import read_json
 from flatfed.runs.train import Run, run_engine
 from flatfed.training.checks import too_short
 from flatfed.training.loop import Callback, Progress
 
 log = logging.getLogger("flwr.flatfed")
+
+AnyReply = TypeVar("AnyReply", wire.TrainReply, wire.EvaluateReply)
+Accepted = TypeVar("Accepted")
 
 
 def server_app(
@@ -91,15 +73,14 @@ def serve(
     """A whole run over Flower's grid."""
     federation = spec.federation
     nodes = Nodes(grid, federation.round_timeout)
-    sites = _stored(folder)
-    if sites is None:
-        sites = Sites.of(nodes.assemble(federation.clients, federation.wait))
+    sites = Sites.stored(folder) or Sites.of(nodes.assemble(federation.clients, federation.wait))
     sites.check(federation.clients)
     spec.training.cohort_size(len(sites.names))
     if (note := too_short(spec.algorithm, spec.training)) is not None:
         log.warning("%s", note)
     model = spec.model()
     engine = FlowerEngine(spec, model, nodes, sites)
+    settings = {"training": spec.training.model_dump(), "execution": spec.execution.model_dump()}
     log.info("the federation is %s; the run's folder is %s", ", ".join(sites.names), folder)
     try:
         return run_engine(
@@ -109,106 +90,13 @@ def serve(
             [engine.after_round, *callbacks],
             engine.evaluate_on_sites,
             folder,
-            {**spec.recorded(), "federation": sites.model_dump()},
+            {"algorithm": spec.algorithm.describe(), **settings, "federation": sites.model_dump()},
             spec.identity(model),
             # Every round is saved: sites keep only the states before and after the last one.
             checkpoint_every=1,
         )
     finally:
         engine.close()
-
-
-class Sites(Header):
-    """The sites of a run: client i is always the same one."""
-
-    run: RunName
-    """A name of this run alone, so that sites never use what they kept for another."""
-    names: list[str]
-    samples: list[SampleCount]
-    input_shape: Shape
-    input_dtype: str
-    target_shape: Shape
-    target_dtype: str
-
-    @model_validator(mode="after")
-    def _as_many(self) -> Sites:
-        if not self.names or len(self.names) != len(self.samples):
-            raise ValueError(f"samples: {len(self.samples)} numbers for {len(self.names)} names")
-        return self
-
-    @classmethod
-    def of(cls, descriptions: dict[str, SiteDescription]) -> Sites:
-        (first_name, first), *others = descriptions.items()
-        for name, site in others:
-            for what in ("input_shape", "input_dtype", "target_shape", "target_dtype"):
-                here, there = getattr(site, what), getattr(first, what)
-                if here != there:
-                    raise FlatfedError(
-                        f"{what}: {here} at {name}, {there} at {first_name}; all sites need the same form"
-                    )
-        return cls(
-            run=uuid.uuid4().hex,
-            names=list(descriptions),
-            samples=[site.samples for site in descriptions.values()],
-            input_shape=first.input_shape,
-            input_dtype=first.input_dtype,
-            target_shape=first.target_shape,
-            target_dtype=first.target_dtype,
-        )
-
-    def check(self, clients: int | tuple[str, ...]) -> None:
-        same = len(self.names) == clients if isinstance(clients, int) else self.names == sorted(set(clients))
-        if not same:
-            raise FlatfedError(
-                f"clients = {clients}: the run in the folder is that of {', '.join(self.names)}; choose "
-                "another folder or the same clients"
-            )
-
-    @property
-    def sample_shape(self) -> SampleShape:
-        return SampleShape(
-            self.input_shape, dtype_of(self.input_dtype), self.target_shape, dtype_of(self.target_dtype)
-        )
-
-    @property
-    def population(self) -> Population:
-        return Population(len(self.names), sum(self.samples), self.samples[0])
-
-
-def _stored(folder: Path) -> Sites | None:
-    """The sites of the run that is in the folder."""
-    path = folder / "config.json"
-    if not path.exists():
-        return None
-    try:
-        stored = read_json(path)["federation"]
-    except (KeyError, TypeError):
-        raise FlatfedError(
-            f"{folder}: it holds a run that was no federation; choose another folder"
-        ) from None
-    try:
-        return Sites.model_validate(stored)
-    except ValidationError as error:
-        complaint = one_line(error, Sites.model_fields, prefix="federation")
-        raise FlatfedError(f"{path}: {complaint}; restore the file or choose another folder") from None
-
-
-def _plan(spec: FederationSpec, model: nn.Module, sites: Sites) -> Plan:
-    if spec.training.evaluate == "active_mean" and not spec.algorithm.uploads_displacement:
-        raise FlatfedError(
-            "evaluate = 'active_mean': the participants' models do not travel with this algorithm or "
-            "compressor; use broadcast"
-        )
-    return plan_from_shape(
-        model,
-        sites.sample_shape,
-        sites.population,
-        spec.algorithm,
-        spec.loss,
-        spec.used_metrics,
-        spec.site_training,
-        spec.execution.device,
-    )
 
 
 class FlowerEngine:
@@ -219,8 +107,23 @@ class FlowerEngine:
     """
 
     def __init__(self, spec: FederationSpec, model: nn.Module, nodes: Nodes, sites: Sites) -> None:
+        if spec.training.evaluate == "active_mean" and not spec.algorithm.uploads_displacement:
+            raise FlatfedError(
+                "evaluate = 'active_mean': the participants' models do not travel with this algorithm or "
+                "compressor; use broadcast"
+            )
         self.spec, self.nodes, self.sites = spec, nodes, sites
-        self.plan = _plan(spec, model, sites)
+        input_dtype, target_dtype = wire.dtype_of(sites.input_dtype), wire.dtype_of(sites.target_dtype)
+        self.plan = plan_from_shape(
+            model,
+            SampleShape(sites.input_shape, input_dtype, sites.target_shape, target_dtype),
+            Population(len(sites.names), sum(sites.samples), sites.samples[0]),
+            spec.algorithm,
+            spec.loss,
+            spec.used_metrics,
+            spec.site_training,
+            spec.execution.device,
+        )
         self.workers = spec.execution.workers or available_cores()
         self._memory_bytes = spec.execution.client_memory_bytes
         kept = [Vector("merged_round", "one")]
@@ -228,7 +131,7 @@ class FlowerEngine:
         evaluators = [Evaluator(self.plan, model, spec.transform) for _ in range(self.workers)]
         self._threads = WorkerThreads(evaluators)
         self.digest = spec.digest(model)
-        self.stored_at_site: dict[int, set[str]] = {}
+        self.stored_at_site: dict[int, tuple[str, ...]] = {}
         """Which of the vectors that are sent once lie on a site's disk, as far as it has said."""
         self.diverged: set[int] = set()
         """Those of the clients last asked who answered that their training diverged."""
@@ -243,24 +146,18 @@ class FlowerEngine:
         once = self._sent_once(broadcast.vectors)
         for attempt in range(settings.attempts):
             missing = [client for client in cohort if client not in accepted]
-            requests = {
-                client: Request(
-                    run=self.sites.run,
-                    spec=self.digest,
-                    client=client,
-                    round=round,
-                    merged=-1 if (row := self.clients.row(client)) is None else int(row[0]),
-                    attempt=attempt,
-                    kept=once,
-                )
-                for client in missing
-            }
+            requests = [self._request(client, round, attempt=attempt, kept=once) for client in missing]
             accepted |= self._uploads(broadcast, requests, needed - len(accepted))
             if len(accepted) >= needed:
                 break
             if self.diverged == set(missing) - accepted.keys():
                 # All that are missing; they would do the same steps again.
-                raise DivergedError(self._divergence(round))
+                names = ", ".join(self.sites.names[client] for client in sorted(self.diverged))
+                training = self.plan.training
+                raise DivergedError(
+                    f"round {round + 1}: training diverged at {names}; lower lr (now {training.lr:g}) or set "
+                    f"clip (now {training.clip})"
+                )
             log.warning(
                 "round %d: %d of at least %d uploads after attempt %d of %d",
                 *(round + 1, len(accepted), needed, attempt + 1, settings.attempts),
@@ -278,56 +175,39 @@ class FlowerEngine:
             collector.add(Piece(place, 1, accepted[client]))
         return collector.aggregate(broadcast.buffers)
 
-    def _divergence(self, round_number: int) -> str:
-        names = ", ".join(self.sites.names[client] for client in sorted(self.diverged))
-        training = self.plan.training
-        return (
-            f"round {round_number + 1}: training diverged at {names}; lower lr (now {training.lr:g}) or set "
-            f"clip (now {training.clip})"
-        )
-
     def _uploads(
-        self, broadcast: Broadcast, requests: dict[int, Request], needed: int
+        self, broadcast: Broadcast, requests: list[wire.Request], needed: int
     ) -> dict[int, CohortSums]:
         """Those of the clients' uploads that arrive in time and are in order."""
         # Packed once, however many messages they go into.
-        packed, packed_buffers = pack(broadcast.vectors), pack(broadcast.buffers)
-
-        def message(request: Request) -> RecordDict:
-            stored = self.stored_at_site.get(request.client, set())
+        packed, buffers = wire.pack(broadcast.vectors), wire.pack(broadcast.buffers)
+        messages = []
+        for request in requests:
+            # What is not in order may come from a site that lost its disk; what it lacks is sent again.
+            stored = self.stored_at_site.pop(request.client, ())
             omitted = {key for key, wanted in request.kept.items() if not wanted or wanted in stored}
             vectors = ArrayRecord({key: array for key, array in packed.items() if key not in omitted})
-            return content(request, vectors=vectors, buffers=packed_buffers)
+            messages.append((request, wire.content(request, vectors=vectors, buffers=buffers)))
 
-        messages = {client: message(request) for client, request in requests.items()}
-        accepted = {}
-        for client, answer in self._ask("train", messages, needed).items():
-            request = requests[client]
-            try:
-                reply = read_header(TrainReply, answer)
-                self._check_header(reply, client, request.round)
-                accepted[client] = self._sums(reply, answer, broadcast.buffers)
-            except FlatfedError as error:
-                self._refuse(client, f"round {request.round + 1}: refused, {error}")
-                continue
-            self.stored_at_site[client] = set(reply.kept)
-        for client in requests.keys() - accepted.keys():
-            # It may have lost its disk; what it lacks is sent again.
-            self.stored_at_site.pop(client, None)
-        return accepted
+        def accept(reply: wire.TrainReply, answer: RecordDict) -> CohortSums:
+            sums = self._sums(reply, answer, broadcast.buffers)
+            self.stored_at_site[reply.client] = reply.kept
+            return sums
 
-    def _sums(self, reply: TrainReply, answer: RecordDict, buffers: State) -> CohortSums:
+        return self._ask("train", wire.TrainReply, messages, accept, needed)
+
+    def _sums(self, reply: wire.TrainReply, answer: RecordDict, buffers: State) -> CohortSums:
         """A client's numbers, of which the server works out itself whatever it can."""
         plan, client = self.plan, reply.client
         algorithm, samples = plan.algorithm, self.sites.samples[client]
         if reply.samples != samples:
             raise FlatfedError(f"samples = {reply.samples}: it had {samples} when the run began")
-        record = array_record(answer, "vectors")
-        decoded, size = decode_payloads(record, algorithm, plan.dimensions, plan.layout.dtype)
-        unpacked = unpack(array_record(answer, "buffers"), change_shapes(buffers))
+        record = wire.array_record(answer, "vectors")
+        decoded, size = wire.decode_payloads(record, algorithm, plan.dimensions, plan.layout.dtype)
+        unpacked = wire.unpack(wire.array_record(answer, "buffers"), wire.change_shapes(buffers))
         for name, value in [*decoded.items(), *unpacked.items()]:
-            if value.numel() and float(value.abs().max()) > LARGEST:
-                raise FlatfedError(f"{name}: it holds numbers beyond {LARGEST:g}")
+            if value.numel() and float(value.abs().max()) > wire.LARGEST:
+                raise FlatfedError(f"{name}: it holds numbers beyond {wire.LARGEST:g}")
         changes = {name: value.to(plan.device) for name, value in unpacked.items()}
         diverged = no_longer_finite(buffers, apply_buffer_change(buffers, changes))
         if diverged is not None:
@@ -364,35 +244,22 @@ class FlowerEngine:
 
     def evaluate_on_sites(self, snapshot: Snapshot, round_number: int = 0) -> list[dict[str, float]]:
         """Loss and metrics of a model at the sites that answer, on their own data."""
-        vectors, buffers = pack({"model": snapshot.model}), pack(snapshot.buffers)
-        requests = {
-            client: content(
-                Request(run=self.sites.run, spec=self.digest, client=client, round=round_number),
-                vectors=vectors,
-                buffers=buffers,
-            )
-            for client in range(len(self.sites.names))
-        }
-        records = []
-        for client, answer in sorted(self._ask("evaluate", requests, 0).items()):
-            try:
-                reply = read_header(EvaluateReply, answer)
-                self._check_header(reply, client, round_number)
-                records.append(self._checked(reply, client))
-            except FlatfedError as error:
-                self._refuse(client, f"evaluation refused, {error}")
-        return records
+        vectors, buffers = wire.pack({"model": snapshot.model}), wire.pack(snapshot.buffers)
+        requests = [self._request(client, round_number) for client in range(len(self.sites.names))]
+        messages = [(item, wire.content(item, vectors=vectors, buffers=buffers)) for item in requests]
+        records = self._ask("evaluate", wire.EvaluateReply, messages, self._metrics, 0)
+        return [records[client] for client in sorted(records)]
 
-    def _checked(self, reply: EvaluateReply, client: int) -> dict[str, float]:
+    def _metrics(self, reply: wire.EvaluateReply, _: RecordDict) -> dict[str, float]:
         own = {"samples", "loss", *self.plan.metrics}
         names = set(reply.metrics)
         if names not in (own, own | {f"test_{name}" for name in own}):
             raise FlatfedError(f"metrics: {sorted(names)} where {sorted(own)} belong")
-        if reply.metrics["samples"] != self.sites.samples[client]:
+        if reply.metrics["samples"] != self.sites.samples[reply.client]:
             raise FlatfedError("samples: not as many as when the run began")
         if reply.metrics.get("test_samples", 1) < 1:
             raise FlatfedError(f"test_samples = {reply.metrics['test_samples']:g}: at least 1 belongs")
-        return {"client": client, **reply.metrics}
+        return {"client": reply.client, **reply.metrics}
 
     def after_round(self, progress: Progress) -> dict[str, float]:
         """Logs how far the run is, and evaluates on the sites' data when that is due."""
@@ -407,33 +274,54 @@ class FlowerEngine:
         snapshot = Snapshot(progress.server["model"], progress.buffers)
         return weighted_means(self.evaluate_on_sites(snapshot, progress.round))
 
-    def _ask(self, kind: str, contents: dict[int, RecordDict], needed: int) -> dict[int, RecordDict]:
-        """The answers of clients that are connected and answer in time; the others are named in the log."""
-        names = {client: self.sites.names[client] for client in contents}
-        online = self.nodes.wait(needed, names.values())
-        by_node = {online[name]: client for client, name in names.items() if name in online}
-        for client, name in names.items():
-            if name not in online:
-                self._refuse(client, f"{kind}: not connected")
-        answers, failures = send_and_wait(
-            self.nodes.grid,
-            kind,
-            {node: contents[client] for node, client in by_node.items()},
-            self.spec.federation.round_timeout,
+    def _request(self, client: int, round_number: int, **options: Any) -> wire.Request:
+        row = self.clients.row(client)
+        return wire.Request(
+            run=self.sites.run,
+            client=client,
+            round=round_number,
+            spec=self.digest,
+            merged=-1 if row is None else int(row[0]),
+            **options,
         )
-        for node, failure in failures.items():
-            self._refuse(by_node[node], f"{kind}: {failure.reason}")
-        self.diverged = {by_node[node] for node, failure in failures.items() if failure.code == DIVERGED}
-        return {by_node[node]: answer for node, answer in answers.items()}
 
-    def _check_header(self, header: TrainReply | EvaluateReply, client: int, round_number: int) -> None:
-        for field, value, expected in (
-            ("run", header.run, self.sites.run),
-            ("client", header.client, client),
-            ("round", header.round, round_number),
-        ):
-            if value != expected:
-                raise FlatfedError(f"{field} = {value}: it should be {expected}")
+    def _ask(
+        self,
+        kind: str,
+        reply_kind: type[AnyReply],
+        messages: list[tuple[wire.Request, RecordDict]],
+        accept: Callable[[AnyReply, RecordDict], Accepted],
+        needed: int,
+    ) -> dict[int, Accepted]:
+        """What is made of the clients' answers that come in time and are in order; others are refused."""
+        online = self.nodes.wait(needed, [self.sites.names[request.client] for request, _ in messages])
+        requests, contents = {}, {}
+        for request, content in messages:
+            node = online.get(self.sites.names[request.client])
+            if node is None:
+                self._refuse(request.client, f"{kind}: not connected")
+            else:
+                requests[node], contents[node] = request, content
+        timeout = self.spec.federation.round_timeout
+        answers, failures = send_and_wait(self.nodes.grid, kind, contents, timeout)
+        self.diverged = set()
+        for node, failure in failures.items():
+            self._refuse(requests[node].client, f"{kind}: {failure.reason}")
+            if failure.code == wire.DIVERGED:
+                self.diverged.add(requests[node].client)
+        accepted = {}
+        for node, answer in answers.items():
+            request = requests[node]
+            try:
+                reply = wire.read_header(reply_kind, answer)
+                for field in wire.Answer.model_fields:
+                    value, expected = getattr(reply, field), getattr(request, field)
+                    if value != expected:
+                        raise FlatfedError(f"{field} = {value}: it should be {expected}")
+                accepted[request.client] = accept(reply, answer)
+            except FlatfedError as error:
+                self._refuse(request.client, f"{kind} in round {request.round + 1}: refused, {error}")
+        return accepted
 
     def _refuse(self, client: int, reason: str) -> None:
         self.refusals[client] = reason
@@ -441,11 +329,11 @@ class FlowerEngine:
 
     def _sent_once(self, vectors: State) -> dict[str, str]:
         """The digests of the vectors that are sent once; "" as long as they are not made."""
-        declared = [vector for vector in self.plan.algorithm.server_vectors if vector.sent_once]
-        declared = [vector for vector in declared if vector.name in vectors]
+        algorithm = self.plan.algorithm
+        declared = [vector for vector in algorithm.server_vectors if vector.name in algorithm.sent_once]
         initial = initial_state(declared, self.plan.dimensions, vectors["model"])
         return {
-            key: "" if torch.equal(vectors[key], value) else digest(vectors[key])
+            key: "" if torch.equal(vectors[key], value) else wire.digest(vectors[key])
             for key, value in initial.items()
         }
 

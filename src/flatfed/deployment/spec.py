@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch.nn.functional as F
 from pydantic import AfterValidator
@@ -129,11 +129,3 @@ class FederationSpec:
     def digest(self, model: nn.Module) -> str:
         """By which a site sees whether its app is the server's; if not, it refuses to train."""
         return digest_of([PROTOCOL, self.identity(model).digest])
-
-    def recorded(self) -> dict[str, Any]:
-        """The spec's part of a run's config."""
-        return {
-            "algorithm": self.algorithm.describe(),
-            "training": self.training.model_dump(),
-            "execution": self.execution.model_dump(),
-        }

@@ -22,8 +22,10 @@ from flatfed.core.state import Dimensions, State, Vector
 
 RAW, PAYLOAD = "flatfed.raw", "flatfed.payload"
 
-REFUSED, DIVERGED = 1000, 1001
-"""The codes of errors that flatfed itself reports; Flower's own are small."""
+REFUSED, DIVERGED, SILENT = 1000, 1001, 1002
+"""The codes of errors that flatfed itself reports; Flower's own are small. No site sends the last one."""
+Form = tuple[tuple[int, ...], torch.dtype]
+"""The shape and dtype of a tensor."""
 LARGEST = 1e100
 """Of any number: sums and squares of such, however weighted, are still finite in double precision."""
 MOST_SAMPLES = 10**8
@@ -51,14 +53,19 @@ class Header(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Request(Header):
-    """What a site is asked to do."""
+class Answer(Header):
+    """What a message is about; a reply repeats it."""
 
     run: RunName
-    spec: str
-    """The digest of what server and sites have agreed on."""
     client: Whole
     round: Whole
+
+
+class Request(Answer):
+    """What a site is asked to do."""
+
+    spec: str
+    """The digest of what server and sites have agreed on."""
     merged: Annotated[int, Field(strict=True, ge=-1)] = -1
     """The last round of which the server merged this client's upload, −1 if none."""
     attempt: Whole = 0
@@ -66,12 +73,9 @@ class Request(Header):
     """The digests of vectors that are sent once; "" where one still has its initial value."""
 
 
-class TrainReply(Header):
+class TrainReply(Answer):
     """What a site says about its round."""
 
-    run: RunName
-    client: Whole
-    round: Whole
     samples: Whole
     loss: Number
     drift: Square
@@ -81,24 +85,26 @@ class TrainReply(Header):
     """The digests of the vectors sent once that are on its disk."""
 
 
-class EvaluateReply(Header):
+class EvaluateReply(Answer):
     """Loss and metrics on a site's own data, as the local engine records them."""
 
-    run: RunName
-    client: Whole
-    round: Whole
     metrics: dict[str, Number]
 
 
-class SiteDescription(Header):
-    """What a site says about itself before a run begins: how much data, and what one sample looks like."""
+class SampleForm(Header):
+    """What one sample looks like to the model."""
 
-    name: str
-    samples: SampleCount
     input_shape: Shape
     input_dtype: str
     target_shape: Shape
     target_dtype: str
+
+
+class SiteDescription(SampleForm):
+    """What a site says about itself before a run begins."""
+
+    name: str
+    samples: SampleCount
 
 
 HeaderKind = TypeVar("HeaderKind", bound=Header)
@@ -156,9 +162,7 @@ def pack(tensors: State) -> ArrayRecord:
 
 
 def unpack(
-    arrays: Mapping[str, Array],
-    expected: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
-    finite: bool = True,
+    arrays: Mapping[str, Array], expected: Mapping[str, Form], finite: bool = True
 ) -> dict[str, Tensor]:
     """The tensors of a record that must hold exactly the expected names, shapes and dtypes."""
     _check_names(arrays, expected)
@@ -214,20 +218,18 @@ def _check_names(arrays: Mapping[str, Array], expected: Iterable[str]) -> None:
         raise FlatfedError(f"vectors: {shown(sorted(arrays))} where {shown(sorted(expected))} belong")
 
 
-def broadcast_shapes(
-    algorithm: Algorithm, dimensions: Dimensions, dtype: torch.dtype
-) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+def broadcast_shapes(algorithm: Algorithm, dimensions: Dimensions, dtype: torch.dtype) -> dict[str, Form]:
     """The lengths of all that travels down."""
     lengths = {vector.name: dimensions.length(vector) for vector in algorithm.server_vectors}
     lengths["model"] = dimensions.parameters
     return {name: ((lengths[name],), dtype) for name in algorithm.broadcast}
 
 
-def shapes(tensors: State) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+def shapes(tensors: State) -> dict[str, Form]:
     return {name: (tuple(value.shape), value.dtype) for name, value in tensors.items()}
 
 
-def change_shapes(buffers: State) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+def change_shapes(buffers: State) -> dict[str, Form]:
     """Of buffer changes: booleans never change, and everything else travels in double precision."""
     return {
         name: (tuple(value.shape), torch.float64)

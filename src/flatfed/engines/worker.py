@@ -219,7 +219,7 @@ class Worker(Evaluator):
 
         point = model.clone()
         context = self._context(received, state, len(positions), round_number, full_gradient, point)
-        result = client_round(plan.algorithm, context, oracles(), plan.training.step_rule, point)
+        result = client_round(plan.algorithm, context, oracles(), plan.training, point)
         loss = float(torch.stack(losses).mean())
         if not math.isfinite(loss):
             self._check_batches([client], round_number)
@@ -281,7 +281,7 @@ class Worker(Evaluator):
             lambda: torch.cat([full_gradient_of(list(same)) for _, same in itertools.groupby(data, len)]),
             point,
         )
-        result = client_round(plan.algorithm, context, oracles(), plan.training.step_rule, point)
+        result = client_round(plan.algorithm, context, oracles(), plan.training, point)
         seen, memories, bytes_up = self._encoded(result.upload, states, round_number, members)
         uploads = reduced_uploads(plan.algorithm, seen)
         by_samples = plan.training.weighting == "samples"

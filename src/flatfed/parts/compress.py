@@ -22,7 +22,7 @@ from flatfed.core.context import MergeContext
 from flatfed.core.errors import DivergedError, FlatfedError
 from flatfed.core.flat import all_finite
 from flatfed.core.part import Compressor
-from flatfed.core.types import Count, PositiveShare
+from flatfed.core.types import Count, PositiveShare, Whole
 
 CHECKSUM = 4
 BLOCK = 1 << 16
@@ -38,7 +38,7 @@ class Quantize(Compressor):
     magnitude ("max") d n²/(4 s²). Takes bits · P + 32 · ⌈P / bucket⌉ bits. `bucket=None` is the whole vector.
     """
 
-    bits: Annotated[int, Field(strict=True, ge=2, le=8)] = 4
+    bits: Annotated[Whole, Field(ge=2, le=8)] = 4
     bucket: Count | None = 512
     norm: Literal["l2", "max"] = "l2"
 
