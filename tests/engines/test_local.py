@@ -29,7 +29,7 @@ from flatfed.training.loop import TrainingState
 from flatfed.training.start import start_engine
 
 CLASSES = 3
-TRIAL_PASSES = 4
+TRIAL_PASSES = 2
 """So often a model is called in training mode before it is trained."""
 
 
