@@ -52,7 +52,7 @@ def test_what_is_not_a_run_is_refused_in_one_line(tmp_path, made):
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        ("{", "cannot be read"),
+        ("{", "not valid JSON"),
         ("[]", "no table 'algorithm'"),
         ('{"algorithm": {}}', "no table 'training'"),
         ('{"algorithm": "x", "training": {}}', "no table 'algorithm'"),
