@@ -16,7 +16,7 @@ import flatfed as ff
 from flatfed.cli import app
 from flatfed.core.errors import FlatfedError
 from flatfed.diagnostics import DIAGNOSTICS, diagnose
-from flatfed.diagnostics.folder import plain
+from flatfed.diagnostics.plain import plain
 from flatfed.diagnostics.registry import cheap_diagnostics
 from flatfed.report.read import read_run
 from flatfed.runs.train import run_config

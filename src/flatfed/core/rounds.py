@@ -7,6 +7,7 @@ provide the gradients. `server_round` merges the cohort's mean uploads into the 
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -15,9 +16,11 @@ from torch import Tensor
 from flatfed.core import random
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.context import Affine, ClientContext, MergeContext, Oracle
+from flatfed.core.errors import DivergedError
+from flatfed.core.flat import length
 from flatfed.core.part import Compressor, Correction
 from flatfed.core.settings import Training
-from flatfed.core.state import State
+from flatfed.core.state import State, owned
 
 
 class ClientResult(NamedTuple):
@@ -33,8 +36,7 @@ class ClientResult(NamedTuple):
 
 def clipped(gradient: Tensor, limit: float) -> Tensor:
     """Scaled down to a norm of `limit` over the last axis where it is longer."""
-    norm = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
-    return gradient * (limit / norm).clamp(max=1.0)
+    return gradient * (limit / length(gradient)).clamp(max=1.0)
 
 
 class _Step:
@@ -94,16 +96,20 @@ def client_round(
 ) -> ClientResult:
     """K local steps; `point` [..., P] is working memory that already holds the received model.
 
-    The gradient is clipped (`clip_stage="loss"`), corrected, perhaps clipped then ("total"), and decayed at
-    the unperturbed local model. A part that accumulates gradients over steps takes the decayed one.
+    The gradient is clipped (`clip_stage="loss"`; full gradients, too), corrected, perhaps clipped then
+    ("total"), and decayed at the unperturbed local model. A part that accumulates gradients over steps takes
+    the decayed one.
     `context.displacement` is working memory too: zeros at the start, and the displacement at the end.
     """
+    clip_loss = training.clip if training.clip_stage == "loss" else None
+    clip_total = training.clip if training.clip_stage == "total" else None
+    if clip_loss is not None:
+        # What parts make of a full gradient acts beside clipped ones.
+        whole = context.full_gradient
+        context = replace(context, full_gradient=lambda: clipped(whole(), clip_loss))
     gradient_rule, (gradient_member, *correction_members) = algorithm.gradient, algorithm.client_members
     gradient_context = gradient_member.context(context)
     carry = gradient_rule.begin(gradient_context)
-    clip_loss, clip_total = (
-        training.clip if training.clip_stage == stage else None for stage in ("loss", "total")
-    )
     stages = [
         _Stage(correction, member.context(context))
         for correction, member in zip(algorithm.corrections, correction_members, strict=True)
@@ -124,6 +130,13 @@ def client_round(
     if decay and not decay_first:
         folded = folded.then(Affine(spring=decay, pull=-decay * context.origin))
     step = _Step(folded, start)
+    for affine in (folded, *(stage.affine or Affine() for stage in stages)):
+        factor = max(1.0, *context.rates) * max(abs(affine.scale), affine.spring)
+        if factor > torch.finfo(point.dtype).max:
+            raise DivergedError(
+                f"round {context.round + 1}: a step has the factor {factor:.3g}, which {point.dtype} cannot "
+                f"hold; lower lr (now {training.lr:g}), weight_decay or the algorithm's weights"
+            )
 
     for rate, oracle in zip(context.rates, oracles, strict=True):
         direction, carry = gradient_rule.gradient(point, oracle, gradient_context, carry)
@@ -147,6 +160,8 @@ def client_round(
         finish = member.part.finish(seen, carried, displacement)
         client |= member.keyed(member.client, finish.client)
         upload |= member.keyed(member.uploads, finish.upload)
+    upload = owned(upload, context.received, context.client)
+    client = owned(client, context.received, context.client, upload, {"displacement": displacement})
     return ClientResult(client, upload, displacement, torch.stack(drift))
 
 
@@ -174,7 +189,7 @@ def encode_uploads(
         encoded.payloads[key], encoded.decoded[key] = payload, decoded
         if compress.remembers:
             encoded.memory[algorithm.memory_key(key)] = compress.memory(target, decoded, kept)
-    return encoded
+    return encoded._replace(memory=owned(encoded.memory, upload, memory, encoded.decoded))
 
 
 @torch.no_grad()
@@ -206,7 +221,9 @@ def server_round(
             shift = correction.shift(member.seen(merged))
     member = algorithm.member(algorithm.server)
     update = algorithm.server.update(member.seen(server), member.received(mean), shift, context)
-    return merged | member.keyed(member.server, update)
+    merged |= member.keyed(member.server, update)
+    changed = {key: vector for key, vector in merged.items() if vector is not server.get(key)}
+    return merged | owned(changed, server, mean)
 
 
 class Broadcast(NamedTuple):
