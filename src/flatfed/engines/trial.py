@@ -30,7 +30,7 @@ from flatfed.core.flat import (
 )
 from flatfed.core.sampling import batches, local_steps
 from flatfed.core.settings import Training
-from flatfed.data.federation import ClientData, Federation
+from flatfed.data.federation import ClientData, Federation, LoadedFederation
 
 MOST_STEPS = 10**6
 """Of one client in one round; every one of them is drawn and kept."""
@@ -188,6 +188,7 @@ def try_model(
 ) -> Trial:
     """Trains and evaluates one batch of client 0; `shown(inputs, targets)` checks and describes it."""
     data = federation.client(0)
+    _check_loading(federation, data)
     _check_work(training, data)
     (positions, *_) = batches(training, len(data), 0, 0)
     stored, targets = data.batch(positions.to(data.inputs.device))
@@ -271,6 +272,18 @@ def _equal(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
+def _check_loading(federation: Federation, data: ClientData) -> None:
+    """Refuses a function that gives a client other data every time, and so every worker others."""
+    if not isinstance(federation, LoadedFederation):
+        return
+    again = federation.client(0)
+    if not _equal(data.inputs, again.inputs) or not _equal(data.targets, again.targets):
+        raise FlatfedError(
+            "clients: client 0 was loaded twice and its data were not the same; load the same data every "
+            "time, and seed what is drawn for them with the client's number"
+        )
+
+
 def _check_work(training: Training, data: ClientData) -> None:
     """Refuses a round that would never end, before its batches are drawn."""
     samples, size = len(data), training.batch_size
@@ -297,6 +310,8 @@ def _transformed(federation: Federation, stored: Tensor) -> Tensor:
     inputs = federation.transform.evaluate(stored)
     if not _equal(stored, original):
         raise FlatfedError("transform: it edits the stored inputs in place; let it return new ones")
+    if not _equal(inputs, federation.transform.evaluate(original)):
+        raise FlatfedError("transform: its `evaluate` draws random numbers; draw in `train`, if at all")
     check_finite_inputs(inputs, "client 0")
     return inputs
 
