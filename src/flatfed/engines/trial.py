@@ -1,6 +1,6 @@
 """Trying a model on one batch before it is trained, to refuse what would silently train something else.
 
-A model is tried in training and in evaluation mode, twice each, with torch's random operations routed to a
+A model is tried in training mode, twice, and in evaluation mode, with torch's random operations routed to a
 stream of its own: torch's global stream, which other threads may use meanwhile, is never touched.
 """
 
@@ -99,7 +99,7 @@ class _Pass(NamedTuple):
     outputs: Any
     loss: Tensor
     gradient: Tensor
-    """[P], and empty in evaluation."""
+    """[P], where there was a backward pass."""
     draws: bool
     looks_up: bool
     edits_inputs: bool
@@ -197,7 +197,7 @@ def try_model(
     module, before = bound.module, buffers_of(bound.module)
     parameters = {name: (value._version, value.detach().clone()) for name, value in module.named_parameters()}
 
-    def one_pass(training_mode: bool) -> _Pass:
+    def one_pass(training_mode: bool, backward: bool = False) -> _Pass:
         load_buffers(module, before)
         module.train(training_mode)
         seen, labels = inputs.clone(), targets.clone()
@@ -212,7 +212,7 @@ def try_model(
                     "mean over the batch"
                 )
             gradient = value.new_empty(0)
-            if training_mode:
+            if backward:
                 gradient = bound.layout.pack(
                     torch.autograd.grad(value, bound.parameters, allow_unused=True, materialize_grads=True)
                 )
@@ -223,13 +223,13 @@ def try_model(
 
     def tried(training_mode: bool) -> _Pass:
         streams = _other_streams()
-        first = one_pass(training_mode)
+        first = one_pass(training_mode, backward=training_mode)
         _check_state(module, parameters, before)
-        again = one_pass(training_mode)
+        # A second evaluation would show little that the second training pass does not.
+        again = one_pass(training_mode) if training_mode else first
         _check_streams(streams, lambda: one_pass(training_mode))
-        same = _equal(first.loss, again.loss) and _equal(first.gradient, again.gradient)
         # Other devices do not promise the same bits twice.
-        if inputs.device.type == "cpu" and not same:
+        if inputs.device.type == "cpu" and not _equal(first.loss, again.loss):
             raise FlatfedError(
                 "model: two passes over one batch gave different results, so it (or the loss) draws numbers "
                 "that are not torch's or remembers something; draw with torch, keep state in buffers"
