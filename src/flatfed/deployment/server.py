@@ -94,6 +94,6 @@ def serve(
         damaged = str(error).startswith((f"{folder / 'checkpoint'}", f"{folder / 'history.jsonl'}"))
         if not (damaged or isinstance(error, DivergedError)):
             raise
-        raise type(error)(f"{error}{states.hint}") from error.__cause__
+        raise type(error)(f"{error}{states.hint(from_round)}") from error.__cause__
     finally:
         engine.close()

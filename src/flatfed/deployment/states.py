@@ -39,10 +39,9 @@ class KeptStates:
             raise FlatfedError(f"{self.restarts_path}: damaged; restore it or choose another folder")
         return number
 
-    @property
-    def hint(self) -> str:
-        """How to go back: the end of an error's line, or nothing if there is no state to go back to."""
-        rounds = self.rounds
+    def hint(self, tried: int | None) -> str:
+        """How to go back, further than to a state that was tried: the end of an error's line."""
+        rounds = [number for number in self.rounds if tried is None or number < tried]
         numbers = ", ".join(map(str, rounds))
         return f"; to go back, start with --from-round {rounds[-1]} (kept: {numbers})" if rounds else ""
 
