@@ -44,7 +44,7 @@ from flatfed.core.algorithm import ImpossibleComposition
 from flatfed.core.context import Carry, ClientContext
 from flatfed.core.flat import Layout
 from flatfed.core.part import Correction, Gradient
-from flatfed.core.rounds import ClientResult, StepRule, client_round
+from flatfed.core.rounds import ClientResult, client_round
 from flatfed.core.sampling import batches
 from flatfed.engines import chunks
 
@@ -810,11 +810,11 @@ def _vector(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
-PLAIN = StepRule()
+PLAIN = ff.Training(rounds=1)
 
 
 def one_round(
-    algorithm: ff.Algorithm, rates: list[float], clients: int = 3, rule: StepRule = PLAIN
+    algorithm: ff.Algorithm, rates: list[float], clients: int = 3, training: ff.Training = PLAIN
 ) -> tuple[ClientResult, Watched, ClientContext]:
     """A round of a chunk of clients on a fake oracle, with every state vector away from zero."""
     layout = Layout(network())
@@ -835,7 +835,7 @@ def one_round(
     )
     oracle = Watched(clients, size)
     point = received["model"].expand(clients, -1).clone()
-    return client_round(algorithm, context, [oracle] * len(rates), rule, point), oracle, context
+    return client_round(algorithm, context, [oracle] * len(rates), training, point), oracle, context
 
 
 CORRECTIONS: list[Correction] = [
@@ -862,10 +862,10 @@ def test_folded_corrections_are_the_corrections_one_by_one(
 ) -> None:
     algorithm = ff.Algorithm(gradient=gradient, correct=correct)
     rates = [0.3, 0.1, 0.2, 0.25]
-    folded, at, _ = one_round(algorithm, rates, rule=StepRule(weight_decay=0.2))
+    folded, at, _ = one_round(algorithm, rates, training=ff.Training(rounds=1, weight_decay=0.2))
     # A limit on their sum, which is never reached, asks for the direction of every step.
-    unreached = StepRule(weight_decay=0.2, clip=1e9, clip_stage="total")
-    one_by_one, there, _ = one_round(algorithm, rates, rule=unreached)
+    unreached = ff.Training(rounds=1, weight_decay=0.2, clip=1e9, clip_stage="total")
+    one_by_one, there, _ = one_round(algorithm, rates, training=unreached)
     for ours, theirs in zip(at.points, there.points, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-13)
     for ours, theirs in zip(
@@ -882,11 +882,11 @@ def test_a_spring_too_weak_to_divide_by_changes_nothing() -> None:
 
 def test_decay_before_the_corrections_is_at_the_unperturbed_model() -> None:
     """A buffer that remembers nothing changes nothing, also about where weights are decayed."""
-    perturbed, rule = parts.LastModel(0.3), StepRule(weight_decay=0.2)
+    perturbed, training = parts.LastModel(0.3), ff.Training(rounds=1, weight_decay=0.2)
     first, _, _ = one_round(
-        ff.Algorithm(gradient=perturbed, correct=parts.LocalNesterov(0.0)), [0.3, 0.1], rule=rule
+        ff.Algorithm(gradient=perturbed, correct=parts.LocalNesterov(0.0)), [0.3, 0.1], training=training
     )
-    last, _, _ = one_round(ff.Algorithm(gradient=perturbed), [0.3, 0.1], rule=rule)
+    last, _, _ = one_round(ff.Algorithm(gradient=perturbed), [0.3, 0.1], training=training)
     torch.testing.assert_close(first.displacement, last.displacement, rtol=1e-12, atol=1e-14)
 
 
@@ -989,7 +989,7 @@ def test_no_direction_means_no_perturbation() -> None:
     moved = torch.zeros_like(origin)
     context = ClientContext(0, {"model": origin}, {}, [0.1], layout, (FEATURES,), lambda: origin, moved)
     oracle = Still(1, layout.size)
-    client_round(ff.fedsam(0.3), context, [oracle], StepRule(), origin.clone())
+    client_round(ff.fedsam(0.3), context, [oracle], PLAIN, origin.clone())
     assert torch.equal(oracle.points[1], origin)
 
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from flatfed import cli
 from flatfed.cli import run as run_module
 from flatfed.core.errors import FlatfedError
-from flatfed.runs import folder as folder_module
+from flatfed.runs import lock
 from flatfed.runs import tune as tune_module
 from flatfed.runs.compare import run_folder
 from flatfed.runs.folder import RunFolder
@@ -373,7 +373,7 @@ def test_the_last_combination_is_proposed_when_all_others_were_tried(tmp_path, m
 
 
 def test_a_trial_that_another_process_runs_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(folder_module, "LOCK_PATIENCE", 0.1)
+    monkeypatch.setattr(lock, "PATIENCE", 0.1)
     search = search_of("training.lr=0.1,0.2")
     refused = []
 

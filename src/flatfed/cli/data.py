@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -49,10 +48,10 @@ def list_(folder: FolderOption = None) -> None:
             name,
             info.title,
             f"{megabytes:,.0f} MB" if info.downloads else "–",
-            escape(str(located)) if located else "[dim]not here",
+            str(located) if located else "not here",
         )
     console.print(table)
-    console.print(f"data folder: {escape(str(root_folder(folder)))}", highlight=False)
+    console.print(f"data folder: {root_folder(folder)}")
 
 
 @command
@@ -72,7 +71,7 @@ def get(
         with _progress() as report:
             located = download.get(name, folder, report)
         line = f"{name} is in {located}; flatfed data check {name} loads it and looks at every file."
-    console.print(escape(line), highlight=False, soft_wrap=True)
+    console.print(line, soft_wrap=True)
 
 
 @command
@@ -93,13 +92,13 @@ def check(
     damaged = 0
     for info in with_files.values():
         if info.locate(folder) is None:
-            console.print(f"[dim]{info.name}: not here", highlight=False)
+            console.print(f"{info.name}: not here", style="dim")
             continue
         try:
             _check(info, folder)
         except FlatfedError as error:
             damaged += 1
-            console.print(f"[red]{info.name}:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+            console.print(f"{info.name}: {error}", style="red", soft_wrap=True)
     if damaged:
         raise typer.Exit(1)
 
@@ -115,8 +114,7 @@ def _check(info: DatasetInfo, folder: Path | None) -> None:
         clients = f", {len(data.group_names):,} natural clients" if data.group_names else ""
         console.print(
             f"{label}: {len(data.train_targets):,} training and {len(data.test_targets):,} test samples, "
-            f"{data.classes} classes{clients}, in {escape(str(located))} ({seconds:.1f} s)",
-            highlight=False,
+            f"{data.classes} classes{clients}, in {located} ({seconds:.1f} s)",
             soft_wrap=True,
         )
 

@@ -14,12 +14,11 @@ from flatfed.core.errors import FlatfedError
 
 flower = typer.Typer(help="Federations with Flower.", no_args_is_help=True, pretty_exceptions_enable=False)
 app.add_typer(flower, name="flower")
-command = command_of(flower, "remove what was written and try again")
 
 TEMPLATE = "my-federation"
 
 
-@command
+@command_of(flower, "remove what was written and try again")
 def new(folder: Annotated[Path, typer.Argument(help="The folder to make; its name is the app's.")]) -> None:
     """Write a Flower app that runs flatfed's algorithms, ready for your data."""
     name = folder.name
@@ -39,4 +38,4 @@ def new(folder: Annotated[Path, typer.Argument(help="The folder to make; its nam
         beside = file.name in {"pyproject.toml", "README.md"}
         text = file.read_text().replace(TEMPLATE, name).replace(TEMPLATE.replace("-", "_"), package)
         ((folder if beside else folder / package) / file.name).write_text(text)
-    console.print(f"{folder}: a Flower app on handwritten digits. Next: {folder}/README.md", highlight=False)
+    console.print(f"{folder}: a Flower app on handwritten digits. Next: {folder}/README.md")

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from flatfed.cli.report import end_with_report
@@ -55,7 +54,7 @@ def reproduce(
     results_tables = _results_tables(list(zip(chosen, finished, strict=True)))
     _print_tables(results_tables)
     for note in tables()[table].notes:
-        console.print(f"note: {note}", highlight=False)
+        console.print(f"note: {note}")
     name = f"report-{table.replace('/', '-')}.html"
     end_with_report(labelled, runs, name, title=tables()[table].title, tables=results_tables)
 
@@ -139,7 +138,7 @@ def _print_tables(results_tables: Sequence[figures.Table]) -> None:
         for position, header in enumerate(results.columns):
             table.add_column(header, justify="right" if position else "left", no_wrap=position > 0)
         for row in results.rows:
-            table.add_row(*(escape(entry.text) for entry in row))
+            table.add_row(*(entry.text for entry in row))
         console.print(table)
         if results.note:
-            console.print(results.note, highlight=False, markup=False)
+            console.print(results.note)

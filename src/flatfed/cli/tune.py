@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from flatfed.cli.terminal import (
@@ -19,9 +18,9 @@ from flatfed.cli.terminal import (
     Root,
     Watcher,
     command,
-    complain,
     console,
     round_progress,
+    say,
 )
 from flatfed.core.errors import DivergedError, FlatfedError
 from flatfed.papers import tables
@@ -82,7 +81,7 @@ def tune(
     for subject, search, ended in zip(subjects, searches, results, strict=True):
         _print_trials(ended, search, subject.label)
     _print_best(subjects, results)
-    console.print(f"Run folders are in {runs}; the same command runs what is missing.", highlight=False)
+    console.print(f"Run folders are in {runs}; the same command runs what is missing.")
 
 
 def _subjects(
@@ -117,9 +116,7 @@ def _print_trials(trials: Sequence[Trial], search: Search, title: str) -> None:
         table.add_column(header, justify="left" if header in {"state", "run folder"} else "right")
     for trial in trials:
         if trial.state == "diverged":
-            complain.print(
-                f"[yellow]diverged:[/] {escape(' '.join(trial.assignments))}: {escape(trial.note)}"
-            )
+            say("diverged", f"{' '.join(trial.assignments)}: {trial.note}")
         value = "–" if trial.value is None else f"{100 * trial.value:.2f}"
         values = [assignment.partition("=")[2] for assignment in trial.assignments]
         table.add_row(*values, value, str(trial.rounds), trial.state, trial.folder.name)
@@ -136,6 +133,6 @@ def _print_best(subjects: Sequence[Subject], results: Sequence[Sequence[Trial]])
         raise DivergedError(
             "no trial ran to its end; add smaller values of training.lr to the grid or set clip"
         )
-    console.print("best:", highlight=False)
+    console.print("best:")
     for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)

@@ -113,22 +113,20 @@ class Algorithm:
 
     @cached_property
     def members(self) -> tuple[Member, ...]:
-        """The parts with their names resolved."""
-        owners, members = self._owners, []
+        """The parts with their names resolved; those of a kind are numbered from the second on."""
+        owners: list[str] = []
+        for part in self.parts:
+            name = part_name(part)
+            count = sum(part_name(other) == name for other in self.parts[: len(owners)])
+            owners.append(f"{name}_{count + 1}" if count else name)
+        members = []
         for part, owner in zip(self.parts, owners, strict=True):
             own = {vector.name: f"{owner}.{vector.name}" for vector in part.server_vectors}
             read = {reads.name: f"{owners[self._owner_of(part, reads)]}.{reads.name}" for reads in part.reads}
             client = {vector.name: f"{owner}.{vector.name}" for vector in part.client_vectors}
             uploads = {upload.name: f"{owner}.{upload.name}" for upload in part.uploads}
-            members.append(
-                Member(
-                    part,
-                    owner,
-                    {"model": "model", **own, **read},
-                    client,
-                    {"displacement": "displacement", **uploads},
-                )
-            )
+            server, up = {"model": "model", **own, **read}, {"displacement": "displacement", **uploads}
+            members.append(Member(part, owner, server, client, up))
         return tuple(members)
 
     def member(self, part: Part) -> Member:
@@ -236,10 +234,8 @@ class Algorithm:
 
     def describe(self) -> dict[str, Any]:
         """The algorithm as plain data, from which `flatfed.algorithms.build` makes it again."""
-        described: dict[str, Any] = {}
         named = self.name != "custom" and self.composed_of == self.parts
-        if named:
-            described |= {"name": self.name, **self.options}
+        described: dict[str, Any] = {"name": self.name, **self.options} if named else {}
         for slot, kind in SLOTS.items():
             filling = getattr(self, slot)
             if named and slot not in TRANSPORT:
@@ -251,16 +247,6 @@ class Algorithm:
         if self.uncompressed:
             described["uncompressed"] = list(self.uncompressed)
         return described
-
-    @property
-    def _owners(self) -> list[str]:
-        """A name for every part, numbered where a composition has several of a kind."""
-        owners: list[str] = []
-        for part in self.parts:
-            name = part_name(part)
-            count = sum(part_name(other) == name for other in self.parts[: len(owners)])
-            owners.append(f"{name}_{count + 1}" if count else name)
-        return owners
 
     def _owner_of(self, reader: Part, reads: Reads) -> int:
         """The place among the parts of the one whose vector is read."""

@@ -13,6 +13,8 @@ from flatfed.core.state import Dimensions, State
 
 Carry = dict[str, Tensor]
 """What a part remembers from step to step inside one round."""
+Stepped = tuple[Tensor, Carry]
+"""A direction, and what is remembered after it."""
 
 
 class Oracle(Protocol):

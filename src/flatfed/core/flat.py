@@ -33,9 +33,7 @@ class Entry:
 
     name: str
     shape: torch.Size
-    start: int
     size: int
-    channels_last: bool
 
 
 class Layout:
@@ -48,25 +46,22 @@ class Layout:
         dtypes = {value.dtype for _, value in parameters}
         if len(dtypes) > 1:
             raise FlatfedError(f"model: parameters have several dtypes {sorted(map(str, dtypes))}; use one")
-        entries, start = [], 0
-        for name, value in parameters:
-            entries.append(Entry(name, value.shape, start, value.numel(), value.dim() == 4))
-            start += value.numel()
-        self.entries = tuple(entries)
-        self.sizes = [entry.size for entry in entries]
-        self.size = start
+        self.entries = tuple(Entry(name, value.shape, value.numel()) for name, value in parameters)
+        self.sizes = [entry.size for entry in self.entries]
+        self.size = sum(self.sizes)
         self.dtype = dtypes.pop()
-        self.channels_last = any(entry.channels_last for entry in entries)
+        self.channels_last = any(len(entry.shape) == 4 for entry in self.entries)
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
         """The named parameters as views of a flat vector [P]."""
         pieces = vector.split(self.sizes)
-        return {entry.name: _unfold(entry, piece) for entry, piece in zip(self.entries, pieces, strict=True)}
+        return {
+            entry.name: _unfold(entry.shape, piece) for entry, piece in zip(self.entries, pieces, strict=True)
+        }
 
     def pack(self, tensors: Sequence[Tensor]) -> Tensor:
         """The inverse of `views`: tensors in the layout's order become one vector [P]."""
-        pieces = [_fold(entry, tensor) for entry, tensor in zip(self.entries, tensors, strict=True)]
-        return torch.cat(pieces)
+        return torch.cat([_fold(tensor) for tensor in tensors])
 
     def vector(self, module: nn.Module) -> Tensor:
         """A copy of a module's trainable parameters as one vector [P]."""
@@ -83,16 +78,16 @@ class Layout:
         )
 
 
-def _unfold(entry: Entry, piece: Tensor) -> Tensor:
-    if not entry.channels_last:
-        return piece.view(entry.shape)
-    outputs, inputs, height, width = entry.shape
+def _unfold(shape: torch.Size, piece: Tensor) -> Tensor:
+    if len(shape) != 4:
+        return piece.view(shape)
+    outputs, inputs, height, width = shape
     return piece.view(outputs, height, width, inputs).permute(0, 3, 1, 2)
 
 
-def _fold(entry: Entry, tensor: Tensor) -> Tensor:
+def _fold(tensor: Tensor) -> Tensor:
     dense = tensor.to_dense() if tensor.is_sparse else tensor
-    return (dense.permute(0, 2, 3, 1) if entry.channels_last else dense).reshape(-1)
+    return (dense.permute(0, 2, 3, 1) if dense.dim() == 4 else dense).reshape(-1)
 
 
 def load_vector(module: nn.Module, layout: Layout, vector: Tensor) -> None:

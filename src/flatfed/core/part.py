@@ -21,11 +21,12 @@ from flatfed.core.context import (
     MergeContext,
     Oracle,
     ServerContext,
+    Stepped,
     TaskStep,
 )
 from flatfed.core.errors import FlatfedError
 from flatfed.core.flat import all_finite
-from flatfed.core.state import Reads, Size, State, Vector
+from flatfed.core.state import Reads, Size, State, Vector, Vectors
 
 
 def identity(upload: Tensor) -> Tensor:
@@ -125,7 +126,7 @@ class Part:
     def finish(self, context: ClientContext, carry: Carry, displacement: Tensor) -> Finish:
         return Finish()
 
-    def merge(self, server: State, mean: State, context: MergeContext) -> dict[str, Tensor]:
+    def merge(self, server: State, mean: State, context: MergeContext) -> Vectors:
         """The part's server vectors after the round, from the cohort's mean uploads."""
         return {}
 
@@ -153,7 +154,7 @@ class ServerTask:
         """
         return iter(())
 
-    def after_round(self, server: State, context: ServerContext) -> dict[str, Tensor]:
+    def after_round(self, server: State, context: ServerContext) -> Vectors:
         """What the server changes at the end of a round, after its rule."""
         return {}
 
@@ -182,9 +183,7 @@ class Gradient(Part):
         """How far from the local model gradients are taken, where that does not change during the round."""
         return None
 
-    def gradient(
-        self, point: Tensor, oracle: Oracle, context: ClientContext, carry: Carry
-    ) -> tuple[Tensor, Carry]:
+    def gradient(self, point: Tensor, oracle: Oracle, context: ClientContext, carry: Carry) -> Stepped:
         """The gradient for the step; `point` is the local model, shifted if there is a `constant_shift`."""
         return oracle(point), carry
 
@@ -209,7 +208,7 @@ class Correction(Part):
         """What it does to the direction of every step, from what it knew when the round began."""
         return Affine()
 
-    def direction(self, direction: Tensor, context: ClientContext, carry: Carry) -> tuple[Tensor, Carry]:
+    def direction(self, direction: Tensor, context: ClientContext, carry: Carry) -> Stepped:
         """The direction after this part; the local model is `context.origin + context.displacement`."""
         return self.affine(context, carry)(direction, context.displacement), carry
 
@@ -257,9 +256,7 @@ class Server(Part):
 
     slot = "server"
 
-    def update(
-        self, server: State, mean: State, shift: Tensor | None, context: MergeContext
-    ) -> dict[str, Tensor]:
+    def update(self, server: State, mean: State, shift: Tensor | None, context: MergeContext) -> Vectors:
         """The new "model" and the rule's own vectors."""
         return {"model": plus_shift(server["model"] + mean["displacement"], shift)}
 

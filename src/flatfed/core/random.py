@@ -8,7 +8,8 @@ same batches, and a run gives the same bits with one worker or many, left alone 
 import hashlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -35,7 +36,7 @@ def numpy_generator(seed: int, purpose: str, *coordinates: int) -> np.random.Gen
 
 
 def _fused_dropout(
-    generator: torch.Generator, inputs: Tensor, probability: float, train: bool | None
+    inputs: Tensor, probability: float, train: bool | None, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     if train is False:
         return inputs, torch.ones_like(inputs, dtype=torch.bool)
@@ -43,29 +44,21 @@ def _fused_dropout(
     return inputs * kept / max(1 - probability, torch.finfo(inputs.dtype).tiny), kept
 
 
-# Random operations whose schema has no generator, rewritten so that they take one.
-_REWRITTEN: dict[Any, Callable[..., Any]] = {
-    aten.rand.default: lambda generator, size, **options: torch.rand(size, generator=generator, **options),
-    aten.randn.default: lambda generator, size, **options: torch.randn(size, generator=generator, **options),
-    aten.randint.default: lambda generator, high, size, **options: torch.randint(
-        high, size, generator=generator, **options
-    ),
-    aten.randint.low: lambda generator, low, high, size, **options: torch.randint(
-        low, high, size, generator=generator, **options
-    ),
-    aten.randperm.default: lambda generator, n, **options: torch.randperm(n, generator=generator, **options),
-    aten.rand_like.default: lambda generator, like, **options: torch.empty_like(like, **options).uniform_(
-        generator=generator
-    ),
-    aten.randn_like.default: lambda generator, like, **options: torch.empty_like(like, **options).normal_(
-        generator=generator
-    ),
-    aten.randint_like.default: lambda generator, like, high, **options: torch.empty_like(
-        like, **options
-    ).random_(0, high, generator=generator),
-    aten.randint_like.low_dtype: lambda generator, like, low, high, **options: torch.empty_like(
-        like, **options
-    ).random_(low, high, generator=generator),
+def _filled(method: str, like: Tensor, *bounds: int, generator: torch.Generator, **options: Any) -> Tensor:
+    return cast(Tensor, getattr(torch.empty_like(like, **options), method)(*bounds, generator=generator))
+
+
+# Random operations whose schema has no generator, and what does the same with one.
+_WITH_GENERATOR: dict[Any, Callable[..., Any]] = {
+    aten.rand.default: aten.rand.generator,
+    aten.randn.default: aten.randn.generator,
+    aten.randint.default: aten.randint.generator,
+    aten.randint.low: aten.randint.low_generator,
+    aten.randperm.default: aten.randperm.generator,
+    aten.rand_like.default: partial(_filled, "uniform_"),
+    aten.randn_like.default: partial(_filled, "normal_"),
+    aten.randint_like.default: partial(_filled, "random_"),
+    aten.randint_like.low_dtype: partial(_filled, "random_"),
     aten.native_dropout.default: _fused_dropout,
 }
 
@@ -110,8 +103,8 @@ class _RouteRandomness(_Mode):
                 "model: it draws random numbers again in the backward pass, which would not be the same; "
                 "switch off activation checkpointing or dropout"
             )
-        if func in _REWRITTEN:
-            return _REWRITTEN[func](self.generator, *args, **kwargs)
+        if func in _WITH_GENERATOR:
+            return _WITH_GENERATOR[func](*args, generator=self.generator, **kwargs)
         names = [argument.name for argument in func._schema.arguments]
         if "generator" not in names:
             raise FlatfedError(

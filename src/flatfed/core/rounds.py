@@ -7,8 +7,7 @@ provide the gradients. `server_round` merges the cohort's mean uploads into the 
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,20 +16,8 @@ from flatfed.core import random
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.context import Affine, ClientContext, MergeContext, Oracle
 from flatfed.core.part import Compressor, Correction
+from flatfed.core.settings import Training
 from flatfed.core.state import State
-
-
-@dataclass(frozen=True)
-class StepRule:
-    """What happens to the direction of every local step besides the algorithm's own parts.
-
-    The gradient is clipped (`clip_stage="loss"`), corrected, perhaps clipped then ("total"), and decayed at
-    the unperturbed local model. A part that accumulates gradients over steps takes the decayed one.
-    """
-
-    weight_decay: float = 0.0
-    clip: float | None = None
-    clip_stage: Literal["loss", "total"] = "loss"
 
 
 class ClientResult(NamedTuple):
@@ -103,16 +90,20 @@ def flush_denormals() -> Iterator[None]:
 @torch.no_grad()
 @flush_denormals()
 def client_round(
-    algorithm: Algorithm, context: ClientContext, oracles: Iterable[Oracle], rule: StepRule, point: Tensor
+    algorithm: Algorithm, context: ClientContext, oracles: Iterable[Oracle], training: Training, point: Tensor
 ) -> ClientResult:
     """K local steps; `point` [..., P] is working memory that already holds the received model.
 
+    The gradient is clipped (`clip_stage="loss"`), corrected, perhaps clipped then ("total"), and decayed at
+    the unperturbed local model. A part that accumulates gradients over steps takes the decayed one.
     `context.displacement` is working memory too: zeros at the start, and the displacement at the end.
     """
     gradient_rule, (gradient_member, *correction_members) = algorithm.gradient, algorithm.client_members
     gradient_context = gradient_member.context(context)
     carry = gradient_rule.begin(gradient_context)
-    clip_loss, clip_total = (rule.clip if rule.clip_stage == stage else None for stage in ("loss", "total"))
+    clip_loss, clip_total = (
+        training.clip if training.clip_stage == stage else None for stage in ("loss", "total")
+    )
     stages = [
         _Stage(correction, member.context(context))
         for correction, member in zip(algorithm.corrections, correction_members, strict=True)
@@ -128,7 +119,7 @@ def client_round(
         # Where gradients are taken moves as the local model does, so that only one of them has to.
         point.add_(shift)
         start = start + shift
-    decay = rule.weight_decay
+    decay = training.weight_decay
     decay_first = decay and any(correction.decays_gradient for correction in algorithm.corrections)
     if decay and not decay_first:
         folded = folded.then(Affine(spring=decay, pull=-decay * context.origin))

@@ -6,7 +6,6 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 
 from flatfed.core.errors import FlatfedError, one_line
-from flatfed.core.rounds import StepRule
 from flatfed.core.types import Count, NonNegative, Positive, PositiveShare, Seed
 
 
@@ -95,7 +94,3 @@ class Training(CheckedModel):
 
     def rate(self, round_number: int) -> float:
         return self.lr * self.lr_decay**round_number
-
-    @property
-    def step_rule(self) -> StepRule:
-        return StepRule(self.weight_decay, self.clip, self.clip_stage)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from flatfed.core.part import Part
 
 State = Mapping[str, Tensor]
+Vectors = dict[str, Tensor]
 Size = Literal["model", "inputs", "inputs_squared", "channels", "classes", "one"]
 
 
@@ -79,7 +80,7 @@ class Dimensions:
         return vector.count * (self.classes if vector.per_class else 1) * lengths[vector.size]
 
 
-def initial_state(vectors: Iterable[Vector], dimensions: Dimensions, model: Tensor) -> dict[str, Tensor]:
+def initial_state(vectors: Iterable[Vector], dimensions: Dimensions, model: Tensor) -> Vectors:
     return {
         vector.name: model.clone()
         if vector.initial == "model"

@@ -23,15 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from flatfed.core.errors import FlatfedError, did_you_mean
-from flatfed.data.datasets.catalog import (
-    CATALOG,
-    DatasetInfo,
-    Download,
-    Folder,
-    brief,
-    checksum_mismatch,
-    root_folder,
-)
+from flatfed.data.datasets.catalog import CATALOG, DatasetInfo, Download, Folder, brief, root_folder
 
 CHUNK = 1 << 20
 TIMEOUT = 30  # seconds without an answer
@@ -71,24 +63,19 @@ def _fetch(
         if not archive.is_file():
             archive = temporary / download.file
             _download_any(info, download, root, archive, report)
-        elif mismatch := _mismatch(download, archive):
+        elif mismatch := download.mismatch(archive):
             raise FlatfedError(f"{archive}: {mismatch}; delete it and run this again")
         report(f"unpacking {download.file}", 0, None)
         unpack(archive, complete, download.contents)
     else:
         present = destination / download.file
-        if present.is_file() and download.checksum and not _mismatch(download, present):
+        if present.is_file() and download.checksum and not download.mismatch(present):
             return
         _download_any(info, download, destination, complete / download.file, report)
     for path in sorted(path for path in complete.rglob("*") if path.is_file()):
         target = destination / path.relative_to(complete)
         target.parent.mkdir(parents=True, exist_ok=True)
         path.replace(target)
-
-
-def _mismatch(download: Download, path: Path) -> str:
-    with path.open("rb") as file:
-        return checksum_mismatch(download.checksum, file)
 
 
 def _download_any(
@@ -103,7 +90,7 @@ def _download_any(
             reasons.append(f"{url} {error}")
             path.unlink(missing_ok=True)
             continue
-        if mismatch := _mismatch(download, path):
+        if mismatch := download.mismatch(path):
             raise FlatfedError(f"{url}: {mismatch}; nothing was kept; try again later")
         return
     raise FlatfedError(

@@ -128,7 +128,7 @@ class Federation(ABC):
             return PooledFederation(pool, test_samples)
         if test_samples is None:
             raise FlatfedError("client_tests: they are sample numbers of the test data; give test as well")
-        tests = Pool("client_tests", *as_samples("test", test_samples), client_tests)
+        tests = Pool("client_tests", *checked_samples("test", test_samples), client_tests)
         return PooledFederation(pool, test_samples, client_tests=tests)
 
     @staticmethod
@@ -158,18 +158,14 @@ def _as_tensors(dataset: Dataset[Any]) -> Samples:
     )
 
 
-def as_samples(name: str, pair: Any) -> Samples:
-    """(inputs, targets) as tensors, from tensors, arrays or lists."""
+def checked_samples(name: str, pair: Any, like: Tensor | None = None, whose: str = "the clients'") -> Samples:
+    """(inputs, targets) as tensors, from tensors, arrays or lists; their shape must be that of `like`."""
     try:
-        inputs, targets = pair
-        return torch.as_tensor(inputs), torch.as_tensor(targets)
+        inputs, targets = map(torch.as_tensor, pair)
     except (TypeError, ValueError, RuntimeError) as error:
         raise FlatfedError(
             f"{name}: give (inputs, targets) as tensors or arrays ({first_line(error)})"
         ) from None
-
-
-def _check_samples(name: str, inputs: Tensor, targets: Tensor) -> None:
     if len(inputs) == 0:
         raise FlatfedError(f"{name}: it has no samples; leave it out or give it data")
     if len(inputs) != len(targets):
@@ -177,14 +173,12 @@ def _check_samples(name: str, inputs: Tensor, targets: Tensor) -> None:
     for what, tensor in (("inputs", inputs), ("targets", targets)):
         if tensor.is_floating_point() and not all_finite(tensor):
             raise FlatfedError(f"{name}: its {what} contain NaN or infinity; clean the data first")
-
-
-def _check_shape(name: str, inputs: Tensor, whose: str, others: Tensor) -> None:
-    if inputs.shape[1:] != others.shape[1:]:
+    if like is not None and inputs.shape[1:] != like.shape[1:]:
         raise FlatfedError(
-            f"{name}: its inputs are shaped {list(inputs.shape[1:])}, {whose} {list(others.shape[1:])}; "
+            f"{name}: its inputs are shaped {list(inputs.shape[1:])}, {whose} {list(like.shape[1:])}; "
             "use one shape"
         )
+    return inputs, targets
 
 
 class Pool:
@@ -201,7 +195,7 @@ class Pool:
             raise FlatfedError(
                 f"{name}[{number}]: it has no samples; leave it out or split the data differently"
             )
-        self.inputs, self.targets = inputs, targets
+        self.inputs, self.targets = checked_samples(name, (inputs, targets))
         # One flat tensor with offsets: a list of a million small tensors would cost a kilobyte each.
         self.rows = torch.cat([torch.as_tensor(own, dtype=torch.int64) for own in rows])
         self.offsets = F.pad(sizes.cumsum(0), (1, 0))
@@ -214,14 +208,13 @@ class Pool:
         """The pool of each client's own (inputs, targets)."""
         if not clients:
             raise FlatfedError(f"{name}: the list is empty; give at least one (inputs, targets)")
-        clients = [as_samples(f"{name}[{number}]", pair) for number, pair in enumerate(clients)]
-        for number, (inputs, targets) in enumerate(clients):
-            _check_samples(f"{name}[{number}]", inputs, targets)
-            _check_shape(f"{name}[{number}]", inputs, "those of client 0", clients[0][0])
-        inputs = torch.cat([inputs for inputs, _ in clients])
-        targets = torch.cat([targets for _, targets in clients])
-        rows = torch.arange(len(inputs)).split([len(inputs) for inputs, _ in clients])
-        return cls(name, inputs, targets, rows)
+        first = checked_samples(f"{name}[0]", clients[0])
+        checked = [first] + [
+            checked_samples(f"{name}[{number}]", pair, first[0], "those of client 0")
+            for number, pair in enumerate(clients[1:], 1)
+        ]
+        inputs, targets = map(torch.cat, zip(*checked, strict=True))
+        return cls(name, inputs, targets, torch.arange(len(inputs)).split([len(own) for own, _ in checked]))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -252,22 +245,18 @@ class PooledFederation(Federation):
         classes: int | None = None,
         client_tests: Pool | None = None,
     ) -> None:
-        _check_samples("data", pool.inputs, pool.targets)
-        self.pool, self.client_tests, self.test = pool, client_tests, test
+        self.pool, self.client_tests = pool, client_tests
+        self.test = None if test is None else checked_samples("test", test, pool.inputs)
         self.transform, self.classes = transform, classes
         sizes = pool.offsets.diff()
         self.total_samples = len(pool.rows)
         self.common_size = int(sizes[0]) if bool((sizes == sizes[0]).all()) else None
-        if test is not None:
-            self.test = as_samples("test", test)
-            _check_samples("test", *self.test)
-            _check_shape("test", self.test[0], "the clients'", pool.inputs)
         if client_tests is not None:
             if len(client_tests) != len(pool):
                 raise FlatfedError(
                     f"client_tests: there are {len(client_tests)} for {len(pool)} clients; give one for each"
                 )
-            _check_shape("client_tests", client_tests.inputs, "the clients'", pool.inputs)
+            checked_samples("client_tests", (client_tests.inputs, client_tests.targets), pool.inputs)
 
     def __len__(self) -> int:
         return len(self.pool)
@@ -292,11 +281,6 @@ class PooledFederation(Federation):
 
     def rows(self, number: int) -> Tensor:
         return self.pool.client_rows(number)
-
-    @property
-    def all_rows(self) -> Tensor:
-        """The clients' row numbers, one client after the other."""
-        return self.pool.rows
 
     def to(self, device: torch.device) -> PooledFederation:
         if self.inputs.device == device:
@@ -333,8 +317,7 @@ class LoadedFederation(Federation):
         return self._load_test and self._checked(f"client_tests[{number}]", self._load_test(number))
 
     def _checked(self, name: str, samples: Samples) -> ClientData:
-        inputs, targets = as_samples(name, samples)
-        _check_samples(name, inputs, targets)
+        inputs, targets = checked_samples(name, samples)
         return ClientData(inputs.to(self._device), targets.to(self._device))
 
     def to(self, device: torch.device) -> LoadedFederation:

@@ -17,7 +17,7 @@ from flatfed.deployment.nodes import Nodes
 from flatfed.deployment.sites import Sites
 from flatfed.deployment.spec import FederationSpec
 from flatfed.deployment.states import KeptStates
-from flatfed.runs.train import Run, recorded_config, run_engine
+from flatfed.runs.train import Run, run_engine
 from flatfed.training.checks import too_short
 from flatfed.training.loop import Callback
 
@@ -74,8 +74,10 @@ def serve(
         log.warning("the run goes back to its state after round %d", from_round)
     model = spec.model()
     engine = FlowerEngine(spec, model, nodes, sites, states.restarts)
-    config = recorded_config(spec.algorithm, spec.training, spec.execution)
-    config["execution"]["federation"] = federation.model_dump()
+    settings = {
+        "training": spec.training.model_dump(),
+        "execution": {**spec.execution.model_dump(), "federation": federation.model_dump()},
+    }
     log.info("the federation is %s; the run's folder is %s", ", ".join(sites.names), folder)
     try:
         return run_engine(
@@ -85,7 +87,7 @@ def serve(
             [engine.after_round, states.add, *callbacks],
             engine.evaluate_on_sites,
             folder,
-            {**config, "federation": sites.model_dump()},
+            {"algorithm": spec.algorithm.describe(), **settings, "federation": sites.model_dump()},
             spec.identity(model),
             # Every round is saved: sites keep only the states that belong to the last few.
             checkpoint_every=1,

@@ -21,7 +21,7 @@ from flatfed.core.errors import FlatfedError
 from flatfed.core.flat import all_finite
 from flatfed.core.state import State
 from flatfed.deployment.wire import Request, digest
-from flatfed.runs.folder import write_atomically
+from flatfed.runs.files import write_atomically
 
 RESTARTS = "restarts"
 

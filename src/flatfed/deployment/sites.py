@@ -11,7 +11,7 @@ from pydantic import ValidationError, model_validator
 from flatfed.core.errors import FlatfedError, check_choice, one_line
 from flatfed.deployment.spec import FederationSettings
 from flatfed.deployment.wire import RunName, SampleCount, SampleForm, SiteDescription, SiteName
-from flatfed.runs.folder import read_json
+from flatfed.runs.files import read_json
 
 
 class Sites(SampleForm):

@@ -11,7 +11,9 @@ import shutil
 from pathlib import Path
 
 from flatfed.core.errors import FlatfedError
-from flatfed.runs.folder import Manifest, RunFolder, read_json, write_atomically, write_json
+from flatfed.runs.checkpoint import Manifest
+from flatfed.runs.files import read_json, write_atomically, write_json
+from flatfed.runs.lock import Lock
 from flatfed.training.loop import Progress
 
 
@@ -67,7 +69,7 @@ class KeptStates:
             )
         if Manifest.read(state / "manifest.json").round != number:
             raise FlatfedError(f"{state}: damaged, it is of another round; choose another one")
-        if RunFolder(self.folder).is_running():
+        if Lock(self.checkpoint / ".lock").is_taken():
             raise FlatfedError(f"{self.folder}: another process is running it; wait or stop that one")
         restarts = self.restarts + 1
         abandoned = self.folder / f"abandoned-{restarts}"

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from torch import Tensor
 
 from flatfed.core.algorithm import Algorithm
-from flatfed.core.errors import FlatfedError, one_line, shown
+from flatfed.core.errors import FlatfedError, one_line, printable, shown
 from flatfed.core.flat import all_finite
 from flatfed.core.part import Compressor
 from flatfed.core.state import Dimensions, State, Vector
@@ -46,7 +46,7 @@ def largest(dtype: torch.dtype) -> float:
 def plain(text: str, most: int = 300) -> str:
     """What somebody else wrote as one line for a log: no control characters, and not too many others."""
     line = " ".join(text[: 4 * most].split())
-    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    line = printable(line)
     return line if len(line) <= most else line[: most - 1] + "…"
 
 

@@ -12,7 +12,8 @@ from pydantic import TypeAdapter, ValidationError
 from flatfed.core.errors import FlatfedError, did_you_mean, one_line
 from flatfed.diagnostics.registry import DIAGNOSTICS, cheap_diagnostics
 from flatfed.diagnostics.subject import Subject, Tick, inspect_folder, silent
-from flatfed.runs.folder import RunFolder, read_json, write_json
+from flatfed.runs.files import read_json, write_json
+from flatfed.runs.folder import RunFolder
 
 FORMAT = 1
 

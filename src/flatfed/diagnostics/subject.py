@@ -30,7 +30,8 @@ from flatfed.engines.execution import Execution
 from flatfed.engines.planning import Plan
 from flatfed.engines.server_loss import server_loss
 from flatfed.engines.worker import Snapshot, Worker
-from flatfed.runs.folder import RunFolder, read_json
+from flatfed.runs.files import read_json
+from flatfed.runs.folder import RunFolder
 from flatfed.runs.identity import run_identity
 from flatfed.runs.train import Run, train
 from flatfed.training.config import Config
@@ -300,7 +301,7 @@ def inspect_folder(folder: Path) -> Iterator[Subject]:
                 f"{folder}: its checkpoint was made with other data or by another version of flatfed; "
                 "use that version or run it again"
             )
-        existing.load_clients(engine.clients)
+        existing.checkpoints.load_clients(engine.clients)
         state = TrainingState(checkpoint.server, checkpoint.buffers, checkpoint.round)
         yield _subject(task, execution, engine, state, engine.clients)
 

@@ -103,7 +103,11 @@ def dense_gradients(
     # Samples last: a few outputs of many samples are then long rows for every operation.
     values = [inputs.flatten(2).transpose(1, 2)]  # what each layer sees, [C, I, B]
     for layer in layers:
-        value = _forward(layer, point, values[-1])
+        weight = layer.weight(point)
+        if layer.has_bias:
+            value = torch.baddbmm(layer.bias(point).unsqueeze(2), weight, values[-1])
+        else:
+            value = torch.bmm(weight, values[-1])
         values.append(value if layer.activation is None else layer.activation(value))
     labelled = labels.unsqueeze(1)
     slope = torch.log_softmax(values.pop(), 1)  # [C, O, B]
@@ -125,10 +129,3 @@ def dense_gradients(
     if of_inputs:
         input_slope = torch.bmm(slope.transpose(1, 2), layers[0].weight(point)).view(inputs.shape)
     return gradient, right.mean((1, 2)).neg_(), input_slope
-
-
-def _forward(layer: Layer, point: Tensor, value: Tensor) -> Tensor:
-    weight = layer.weight(point)
-    if not layer.has_bias:
-        return torch.bmm(weight, value)
-    return torch.baddbmm(layer.bias(point).unsqueeze(2), weight, value)

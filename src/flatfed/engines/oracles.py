@@ -4,7 +4,7 @@ An oracle keeps the loss of its first evaluation and counts them all. All evalua
 batch and the same random draws, and only the first moves buffers.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -47,12 +47,7 @@ class ModuleOracle(_Oracle):
     """One client's batch, evaluated by a module whose parameters are bound to the point."""
 
     def __init__(
-        self,
-        bound: BoundModel,
-        loss: Loss,
-        batch: Samples,
-        random_key: int | None,
-        moves_buffers: bool = True,
+        self, bound: BoundModel, loss: Loss, batch: Samples, random_key: int | None, moves_buffers: bool
     ) -> None:
         super().__init__()
         self.bound, self.loss_function = bound, loss
@@ -64,10 +59,8 @@ class ModuleOracle(_Oracle):
 
     def on_samples(self, point: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         self.evaluations += 1
-        batch = inputs, targets
-        return ModuleOracle(self.bound, self.loss_function, batch, self.random_key, moves_buffers=False)(
-            point
-        )
+        other = ModuleOracle(self.bound, self.loss_function, (inputs, targets), self.random_key, False)
+        return other(point)
 
     def shifted(
         self, point: Tensor, shift: Shift, parameters: tuple[Tensor, ...]
@@ -85,7 +78,10 @@ class ModuleOracle(_Oracle):
         first = self.evaluations == 0
         moves = (first and self.moves_buffers) or not bound.buffers
         kept = None if moves else buffers_of(bound.module)
-        with torch.enable_grad(), routed(self._generator()):
+        generator = None
+        if self.random_key is not None:
+            generator = torch.Generator(self.inputs.device).manual_seed(self.random_key)
+        with torch.enable_grad(), routed(generator):
             loss = self.loss_function(bound.module(inputs), self.targets)
             gradients = torch.autograd.grad(
                 loss, [*bound.parameters, *more], allow_unused=True, materialize_grads=True
@@ -96,25 +92,17 @@ class ModuleOracle(_Oracle):
         own = len(bound.parameters)
         return bound.layout.pack(gradients[:own]), gradients[own:]
 
-    def _generator(self) -> torch.Generator | None:
-        if self.random_key is None:
-            return None
-        return torch.Generator(self.inputs.device).manual_seed(self.random_key)
-
 
 class MatrixGradients:
     """The gradients of a chunk of clients at once: point [C, P], inputs [C, B, …] → [C, P] and losses [C]."""
 
     def __init__(self, module: nn.Module, layout: Layout, loss: Loss) -> None:
-        trained = {entry.name for entry in layout.entries}
-        constants: Mapping[str, Tensor] = {
-            name: value.detach()
-            for name, value in [*module.named_parameters(), *module.named_buffers()]
-            if name not in trained
-        }
+        tensors = [*module.named_parameters(), *module.named_buffers()]
+        # What is trained takes the place of the module's own.
+        constants = {name: value.detach() for name, value in tensors}
 
         def loss_of(point: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-            outputs = functional_call(module, {**layout.views(point), **constants}, (inputs,))
+            outputs = functional_call(module, {**constants, **layout.views(point)}, (inputs,))
             return loss(outputs, targets)
 
         self.loss_of = loss_of
@@ -123,10 +111,8 @@ class MatrixGradients:
 
     def plain(self, point: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         if self.layers is None or not has_labels(inputs, targets):
-            gradient, loss = self.differentiated(point, inputs, targets)
-        else:
-            gradient, loss, _ = dense_gradients(self.layers, point, inputs, targets)
-        return gradient, loss
+            return self.differentiated(point, inputs, targets)
+        return dense_gradients(self.layers, point, inputs, targets)[:2]
 
     def shifted(
         self, point: Tensor, shift: Shift, parameters: tuple[Tensor, ...], inputs: Tensor, targets: Tensor

@@ -114,20 +114,11 @@ def make_plan(
     path, reason = _choose_path(bound, trial, loss, training, federation.common_size)
     if path == "matrix":
         _check_indices(bound, federation)
-    return Plan(
-        algorithm=algorithm,
-        loss=loss,
-        training=training,
-        metrics=metrics,
-        layout=layout,
-        dimensions=Dimensions(layout.size, tuple(trial.inputs.shape[1:]), trial.classes),
-        population=Population(len(federation), federation.total_samples, trial.samples),
-        device=chosen_device,
-        draws_random_numbers=trial.draws_random_numbers,
-        draws_in_evaluation=trial.draws_in_evaluation,
-        path=path,
-        path_reason=reason,
-    )
+    common = algorithm, loss, training, metrics, layout
+    dimensions = Dimensions(layout.size, tuple(trial.inputs.shape[1:]), trial.classes)
+    population = Population(len(federation), federation.total_samples, trial.samples)
+    draws = trial.draws_random_numbers, trial.draws_in_evaluation
+    return Plan(*common, dimensions, population, chosen_device, *draws, path, reason)
 
 
 def plan_from_shape(
@@ -141,8 +132,7 @@ def plan_from_shape(
     device: str,
 ) -> Plan:
     """The plan of a server whose clients train elsewhere, one by one, on data that it never sees."""
-    layout = Layout(model)
-    outputs = _try_without_numbers(model, shape, loss)
+    layout, outputs = Layout(model), _try_without_numbers(model, shape, loss)
     if outputs is None and _needs_classes(algorithm):
         raise FlatfedError(
             f"algorithm: {algorithm.name} makes up samples of every class, but how many classes there are "
@@ -150,21 +140,12 @@ def plan_from_shape(
         )
     classes = shape.classes(outputs.shape if isinstance(outputs, Tensor) else None)
     _check_shape(algorithm, shape, None if outputs is None else classes)
-    return Plan(
-        algorithm=algorithm,
-        loss=loss,
-        training=training,
-        metrics=metrics,
-        layout=layout,
-        dimensions=Dimensions(layout.size, shape.inputs, classes),
-        population=population,
-        device=usable_device(device),
-        draws_random_numbers=True,
-        # It cannot be tried here, and routing the draws of a model that has none changes nothing.
-        draws_in_evaluation=True,
-        path="client",
-        path_reason="clients train where their data are",
-    )
+    common = algorithm, loss, training, metrics, layout
+    dimensions = Dimensions(layout.size, shape.inputs, classes)
+    # It cannot be tried here, and routing the draws of a model that has none changes nothing.
+    draws = True, True
+    reason = "clients train where their data are"
+    return Plan(*common, dimensions, population, usable_device(device), *draws, "client", reason)
 
 
 @torch.no_grad()
@@ -214,43 +195,38 @@ def _try(
     inputs = federation.transform.evaluate(stored)
     before = buffers_of(bound.module)
     bound.module.train()
-    values: list[Tensor] = []
     outputs: list[Tensor] = []
 
     def call() -> None:
         outputs.append(bound.module(inputs))
-        values.append(loss(outputs[0], targets))
-        torch.autograd.grad(values[0], bound.parameters, allow_unused=True)
-
-    def check_value() -> None:
-        if values and not isinstance(values[0], Tensor):
-            raise FlatfedError(f"loss: it must return a tensor, not {type(values[0]).__name__}")
-        if values and values[0].dim() != 0:
+        value = loss(outputs[0], targets)
+        if not isinstance(value, Tensor):
+            raise FlatfedError(f"loss: it must return a tensor, not {type(value).__name__}")
+        if value.dim() != 0:
             raise FlatfedError(
-                f"loss: it must return one number, not a tensor shaped {list(values[0].shape)}; take the "
-                "mean over the batch"
+                f"loss: it must return one number, not a tensor shaped {list(value.shape)}; take the mean "
+                "over the batch"
             )
+        torch.autograd.grad(value, bound.parameters, allow_unused=True)
 
-    _check_shape(algorithm, SampleShape.of(inputs, targets))
+    shape = SampleShape.of(inputs, targets)
+    _check_shape(algorithm, shape)
     try:
         drawn = random.draws_random_numbers(call)
     except FlatfedError:
         raise
     except Exception as error:
         # Whatever a user's model or loss raises, say where; the cause stays attached.
-        check_value()
         raise FlatfedError(
-            f"model: it cannot be trained on a batch of client 0 (inputs {_shown(inputs)}, targets "
-            f"{_shown(targets)}): {first_line(error)}"
+            f"model: it cannot be trained on a batch of client 0 ({len(inputs)} samples; each: {shape}): "
+            f"{first_line(error)}"
         ) from error
-    check_value()
     changed = any(bool((change != 0).any()) for change in buffer_change(before, bound.buffers).values())
     load_buffers(bound.module, before)
     bound.module.eval()
     with torch.no_grad():
         drawn_in_evaluation = random.draws_random_numbers(lambda: bound.module(inputs))
     bound.module.train()
-    shape = SampleShape.of(inputs, targets)
     classes = shape.classes(outputs[0].shape)
     _check_shape(algorithm, shape, classes)
     return _Trial(len(data), inputs, targets, classes, drawn, drawn_in_evaluation, changed)
@@ -271,10 +247,6 @@ def _check_shape(algorithm: Algorithm, shape: SampleShape, classes: int | None =
 
 def _needs_classes(algorithm: Algorithm) -> bool:
     return any(isinstance(part, ServerTask) and part.needs_classes for part in algorithm.parts)
-
-
-def _shown(tensor: Tensor) -> str:
-    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
 
 def _check_indices(bound: BoundModel, federation: Federation) -> None:
@@ -299,7 +271,14 @@ def _choose_path(
     """How to train, and why: a fixed rule, so that the same configuration always takes the same path."""
     if training.path == "client":
         return "client", "asked for"
-    obstacle = _obstacle(trial, training, common_size)
+    obstacles = {
+        "the model draws random numbers": trial.draws_random_numbers,
+        "the model changes its buffers": trial.changes_buffers,
+        "clients take different numbers of steps or batches of different sizes": not equal_batches(
+            training, common_size
+        ),
+    }
+    obstacle = next((reason for reason, holds in obstacles.items() if holds), None)
     if training.path == "auto" and obstacle is None:
         if any(isinstance(module, _CLIENT_BY_CLIENT) for module in bound.module.modules()):
             return "client", "the model has convolutional, recurrent or embedding layers"
@@ -321,14 +300,3 @@ def _choose_path(
     if dense_layers(bound.module, bound.layout, loss):
         reason += "; its gradients have a closed form"
     return "matrix", reason
-
-
-def _obstacle(trial: _Trial, training: Training, common_size: int | None) -> str | None:
-    """Why clients cannot be trained as a matrix, as far as that can be seen without trying."""
-    if trial.draws_random_numbers:
-        return "the model draws random numbers"
-    if trial.changes_buffers:
-        return "the model changes its buffers"
-    if not equal_batches(training, common_size):
-        return "clients take different numbers of steps or batches of different sizes"
-    return None

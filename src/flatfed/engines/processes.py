@@ -45,53 +45,32 @@ def can_fork() -> bool:
     return on_linux and not multiprocessing.current_process().daemon and not torch.accelerator.is_available()
 
 
-class _SharedTensors:
-    """Where the tensors of one message at a time are."""
-
-    def __init__(self) -> None:
-        self._memory = GrowingMemory()
-        self._end = 0
-
-    def rewind(self) -> None:
-        self._end = 0
-
-    def put(self, tensor: Tensor) -> int:
-        """Copies a tensor behind what has been put here since the last `rewind`; its place."""
-        start = self._end
-        self._end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-        self._memory.view(start, tensor.dtype, tensor.numel()).copy_(tensor.reshape(-1))
-        return start
-
-    def get(self, start: int, dtype: torch.dtype, shape: torch.Size) -> Tensor:
-        """What was put there, until the other end puts something else there."""
-        return self._memory.view(start, dtype, shape.numel()).view(shape)
-
-    def close(self) -> None:
-        self._memory.close()
-
-
 class _Pickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, memory: _SharedTensors) -> None:
+    """Puts the tensors of a message into a memory, one behind the other."""
+
+    def __init__(self, file: io.BytesIO, memory: GrowingMemory) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self.memory = memory
-        self._places: dict[int, int] = {}
+        self._memory, self._end, self._places = memory, 0, dict[int, int]()
 
     def persistent_id(self, item: Any) -> tuple[int, torch.dtype, torch.Size] | None:
         if not isinstance(item, Tensor) or item.numel() == 0:
             return None
         # The message keeps its tensors alive, so none of them takes another's number.
         if id(item) not in self._places:
-            self._places[id(item)] = self.memory.put(item.detach())
+            self._places[id(item)] = self._end
+            self._memory.view(self._end, item.dtype, item.numel()).copy_(item.detach().reshape(-1))
+            self._end += -(-item.nbytes // _ALIGNMENT) * _ALIGNMENT
         return self._places[id(item)], item.dtype, item.shape
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, memory: _SharedTensors) -> None:
+    def __init__(self, file: io.BytesIO, memory: GrowingMemory) -> None:
         super().__init__(file)
-        self.memory = memory
+        self._memory = memory
 
     def persistent_load(self, place: tuple[int, torch.dtype, torch.Size]) -> Tensor:
-        return self.memory.get(*place)
+        start, dtype, shape = place
+        return self._memory.view(start, dtype, shape.numel()).view(shape)
 
 
 class Channel:
@@ -100,11 +79,10 @@ class Channel:
     The tensors of a message are where its sender put them: they last until it sends the next one.
     """
 
-    def __init__(self, connection: Connection, outgoing: _SharedTensors, incoming: _SharedTensors) -> None:
+    def __init__(self, connection: Connection, outgoing: GrowingMemory, incoming: GrowingMemory) -> None:
         self.connection, self.outgoing, self.incoming = connection, outgoing, incoming
 
     def send(self, message: Any) -> None:
-        self.outgoing.rewind()
         written = io.BytesIO()
         _Pickler(written, self.outgoing).dump(message)
         self.connection.send_bytes(written.getbuffer())
@@ -134,24 +112,19 @@ def _serve(channel: Channel, parent: int, work: Work) -> None:
     library = ctypes.CDLL(None)
     library.prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     if hasattr(library, "mallopt"):
-        _keep_freed_memory(library.mallopt)
+        # Every step takes and frees the same few blocks; new pages for them take up to a third of a step.
+        library.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+        # Without this a thread's heap is given back when it is empty.
+        library.mallopt(_TOP_PAD, 2**27)
+        # Older versions allow less.
+        if not library.mallopt(_MMAP_THRESHOLD, 2**30):
+            library.mallopt(_MMAP_THRESHOLD, 2**25)
     if os.getppid() != parent:
         return
     # A new thread has none of the settings that torch keeps for each, such as the caller's autocast.
     thread = threading.Thread(target=_answer, args=(channel, work))
     thread.start()
     thread.join()
-
-
-def _keep_freed_memory(option: Callable[[int, int], int]) -> None:
-    """Every step takes and frees the same few blocks; to get their pages anew each time takes up to a third
-    of a step."""
-    option(_TRIM_THRESHOLD, 2**31 - 1)
-    # Without this a thread's heap is given back when it is empty.
-    option(_TOP_PAD, 2**27)
-    # Older versions allow less.
-    if not option(_MMAP_THRESHOLD, 2**30):
-        option(_MMAP_THRESHOLD, 2**25)
 
 
 def _answer(channel: Channel, work: Work) -> None:
@@ -189,7 +162,7 @@ class WorkerProcess:
         context = multiprocessing.get_context("fork")
         with ExitStack() as opened:
             try:
-                jobs, answers = _SharedTensors(), _SharedTensors()
+                jobs, answers = GrowingMemory(), GrowingMemory()
                 near, far = multiprocessing.Pipe()
                 self.channel = Channel(near, jobs, answers)
                 opened.callback(self.channel.close)

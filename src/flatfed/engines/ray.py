@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import logging
 import os
 import pickle
@@ -133,10 +134,6 @@ class Stretch(NamedTuple):
     states: Sequence[Sequence[State]]
     round: int
 
-    @property
-    def clients(self) -> list[int]:
-        return [client for members in self.chunks for client in members]
-
 
 Trained = tuple[Stretch, list[Piece], list[list[dict[str, Tensor]]]]
 
@@ -182,17 +179,18 @@ class RemoteWorkers:
                 yield number, error.cause if isinstance(error.cause, FlatfedError) else error
             except RayError as error:
                 self._losses[number] += 1
-                if self._losses[number] == ATTEMPTS:
-                    yield (
-                        number,
-                        FlatfedError(
-                            f"round {stretch.round + 1}: {ATTEMPTS} workers were lost with clients "
-                            f"{stretch.clients} ({first_line(error)}); perhaps they need more memory"
-                        ),
-                    )
+                if self._losses[number] < ATTEMPTS:
+                    self._queued.append((number, stretch))
+                    self.start_worker()
                     continue
-                self._queued.append((number, stretch))
-                self.start_worker()
+                clients = list(itertools.chain(*stretch.chunks))
+                yield (
+                    number,
+                    FlatfedError(
+                        f"round {stretch.round + 1}: {ATTEMPTS} workers were lost with clients {clients} "
+                        f"({first_line(error)}); perhaps they need more memory"
+                    ),
+                )
             else:
                 self._idle.append(worker)
                 yield number, (stretch, *trained)

@@ -4,6 +4,7 @@ A worker owns a private copy of the model. It trains one client in place, or a c
 [C, P], and returns weighted sums, which engines add up in a fixed order.
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -116,7 +117,7 @@ class Worker(Evaluator):
         received, (memory,), bytes_up = self._encoded(rows, [state], round_number, [client])
         weight = self.plan.weight(trained.samples)
         sums = CohortSums(
-            displacement=self._displacement(trained.result),
+            displacement=None if self.plan.algorithm.sums_displacements else trained.result.displacement,
             total_rate=trained.total_rate,
             loss=trained.loss,
             gradient_evaluations=trained.gradient_evaluations,
@@ -149,14 +150,6 @@ class Worker(Evaluator):
         full_gradient: Callable[[], Tensor],
         point: Tensor,
     ) -> ClientContext:
-        kept: list[Tensor] = []
-
-        def once() -> Tensor:
-            # Parts that want the full gradient share one pass.
-            if not kept:
-                kept.append(full_gradient())
-            return kept[0]
-
         return ClientContext(
             round=round_number,
             received=received,
@@ -164,7 +157,8 @@ class Worker(Evaluator):
             rates=self.plan.algorithm.schedule.rates(self.plan.training.rate(round_number), steps),
             layout=self.plan.layout,
             input_shape=self.plan.dimensions.input_shape,
-            full_gradient=once,
+            # Parts that want the full gradient share one pass.
+            full_gradient=functools.cache(full_gradient),
             displacement=torch.zeros_like(point),
         )
 
@@ -206,7 +200,7 @@ class Worker(Evaluator):
 
         point = model.clone()
         context = self._context(received, state, len(positions), round_number, full_gradient, point)
-        result = client_round(plan.algorithm, context, oracles(), plan.training.step_rule, point)
+        result = client_round(plan.algorithm, context, oracles(), plan.training, point)
         return TrainedClient(
             result=result,
             buffers=buffer_change(buffers, bound.buffers),
@@ -221,27 +215,25 @@ class Worker(Evaluator):
     ) -> tuple[CohortSums, list[dict[str, Tensor]]]:
         plan, model = self.plan, received["model"]
         data = [self.federation.client(client) for client in members]
+        sizes = map(len, data)
         positions = [
-            batches(plan.training, len(own), round_number, client)
-            for own, client in zip(data, members, strict=True)
+            batches(plan.training, size, round_number, client)
+            for size, client in zip(sizes, members, strict=True)
         ]
-        steps = len(positions[0])
         losses: list[Tensor] = []
         evaluations = 0
 
         def oracles() -> Iterator[MatrixOracle]:
             nonlocal evaluations
-            for step, (inputs, targets) in enumerate(self._stacked(data, positions)):
+            for step, (stored, targets) in enumerate(self._stacked(data, positions)):
                 if self.transform.draws:
-                    seen = torch.stack(
-                        [
-                            self._augmented(own, round_number, client, step)
-                            for own, client in zip(inputs, members, strict=True)
-                        ]
+                    pairs = zip(stored, members, strict=True)
+                    inputs = torch.stack(
+                        [self._augmented(own, round_number, client, step) for own, client in pairs]
                     )
                 else:
-                    seen = self._evaluated(inputs)
-                current = MatrixOracle(self.matrix, seen, targets)
+                    inputs = self._evaluated(stored)
+                current = MatrixOracle(self.matrix, inputs, targets)
                 yield current
                 losses.append(current.loss)
                 evaluations += current.evaluations
@@ -258,13 +250,13 @@ class Worker(Evaluator):
         context = self._context(
             received,
             stacked_state,
-            steps,
+            len(positions[0]),
             round_number,
             # Neighbours together where they have the same number of samples.
             lambda: torch.cat([full_gradient_of(list(same)) for _, same in itertools.groupby(data, len)]),
             point,
         )
-        result = client_round(plan.algorithm, context, oracles(), plan.training.step_rule, point)
+        result = client_round(plan.algorithm, context, oracles(), plan.training, point)
         seen, memories, bytes_up = self._encoded(result.upload, states, round_number, members)
         uploads = reduced_uploads(plan.algorithm, seen)
         by_samples = plan.training.weighting == "samples"
@@ -273,12 +265,12 @@ class Worker(Evaluator):
         def summed(rows: Tensor) -> Tensor:
             return (weights[:, None] * rows if by_samples else rows).sum(0)
 
-        displacement, streams = self._displacement(result), plan.algorithm.aggregate.streams
+        streams = plan.algorithm.aggregate.streams
         sums = CohortSums(
             weight=float(weights.sum()),
             clients=len(members),
             uploads={key: summed(rows) for key, rows in uploads.items()} if streams else {},
-            displacement=None if displacement is None else summed(displacement),
+            displacement=None if plan.algorithm.sums_displacements else summed(result.displacement),
             total_rate=float(weights.sum()) * context.total_rate,
             loss=float((weights * torch.stack(losses).mean(0)).sum()),  # of [K, C]
             gradient_evaluations=evaluations * len(members)
@@ -350,10 +342,6 @@ class Worker(Evaluator):
             return transform.evaluate(inputs)
         generator = random.torch_generator(self.plan.training.seed, "augment", round_number, client, step)
         return transform.train(inputs, generator)
-
-    def _displacement(self, result: ClientResult) -> Tensor | None:
-        """That of the local models, where the sum of the uploads will not be it."""
-        return None if self.plan.algorithm.sums_displacements else result.displacement
 
     def _full_passes(self, samples: int) -> int:
         """Minibatch gradients that a client's passes over all of its data count as."""

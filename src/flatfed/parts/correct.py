@@ -5,9 +5,9 @@ from typing import Literal
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from flatfed.core.context import Affine, Carry, ClientContext, Finish, MergeContext
+from flatfed.core.context import Affine, Carry, ClientContext, Finish, MergeContext, Stepped
 from flatfed.core.part import Correction, StepBound, Upload
-from flatfed.core.state import State, Vector
+from flatfed.core.state import State, Vector, Vectors
 from flatfed.core.types import Decay, NonNegative, Real, Share
 
 
@@ -66,23 +66,24 @@ class _Controlled(Correction):
     def affine(self, context: ClientContext, carry: Carry) -> Affine:
         return Affine(pull=carry["surplus"])
 
-    def new_control(self, context: ClientContext, carry: Carry, displacement: Tensor) -> Tensor:
+    def reference(self, context: ClientContext) -> Tensor:
+        """What the uploaded change of c_i is counted from."""
+        return context.client["control"]
+
+    def finish(self, context: ClientContext, carry: Carry, displacement: Tensor) -> Finish:
         if self.option == "I":
-            return context.full_gradient()
-        # The mean direction −Δ/Σ η_k was the mean gradient less the surplus.
-        return carry["surplus"] - displacement / context.total_rate
+            control = context.full_gradient()
+        else:
+            # The mean direction −Δ/Σ η_k was the mean gradient less the surplus.
+            control = carry["surplus"] - displacement / context.total_rate
+        return Finish({"control": control}, {"control_change": control - self.reference(context)})
 
 
 @dataclass(frozen=True)
 class ControlVariate(_Controlled):
     """SCAFFOLD's control variate: c stays the mean of all clients' c_i."""
 
-    def finish(self, context: ClientContext, carry: Carry, displacement: Tensor) -> Finish:
-        control = self.new_control(context, carry, displacement)
-        change = control - context.client["control"]
-        return Finish(client={"control": control}, upload={"control_change": change})
-
-    def merge(self, server: State, mean: State, context: MergeContext) -> dict[str, Tensor]:
+    def merge(self, server: State, mean: State, context: MergeContext) -> Vectors:
         return {"control": server["control"] + context.fraction * mean["control_change"]}
 
 
@@ -96,12 +97,10 @@ class MomentumControlVariate(_Controlled):
     rate: Share = 0.2
     warm_start: bool = False
 
-    def finish(self, context: ClientContext, carry: Carry, displacement: Tensor) -> Finish:
-        control = self.new_control(context, carry, displacement)
-        change = control - context.received["control"]
-        return Finish(client={"control": control}, upload={"control_change": change})
+    def reference(self, context: ClientContext) -> Tensor:
+        return context.received["control"]
 
-    def merge(self, server: State, mean: State, context: MergeContext) -> dict[str, Tensor]:
+    def merge(self, server: State, mean: State, context: MergeContext) -> Vectors:
         rate = 1.0 if self.warm_start and context.round == 0 else self.rate
         return {"control": server["control"] + rate * mean["control_change"]}
 
@@ -141,7 +140,7 @@ class DynamicRegulariser(Correction):
             upload={"displacement": displacement + dual} if self.alters_displacement else {},
         )
 
-    def merge(self, server: State, mean: State, context: MergeContext) -> dict[str, Tensor]:
+    def merge(self, server: State, mean: State, context: MergeContext) -> Vectors:
         if self.duals == "participants":
             return {}
         return {"dual": server["dual"] + context.fraction * mean["displacement"]}
@@ -190,7 +189,7 @@ class GlobalMomentum(Correction):
         pull = -self.momentum_weight * context.received["momentum_gradient"]
         return Affine(scale=self.gradient_weight, pull=pull)
 
-    def merge(self, server: State, mean: State, context: MergeContext) -> dict[str, Tensor]:
+    def merge(self, server: State, mean: State, context: MergeContext) -> Vectors:
         fresh = -mean["displacement"] / context.total_rate
         return {"momentum_gradient": self.memory * server["momentum_gradient"] + self.gain * fresh}
 
@@ -214,7 +213,7 @@ class FullGradientMomentum(Correction):
     def finish(self, context: ClientContext, carry: Carry, displacement: Tensor) -> Finish:
         return Finish(upload={"full_gradient": context.full_gradient()})
 
-    def merge(self, server: State, mean: State, context: MergeContext) -> dict[str, Tensor]:
+    def merge(self, server: State, mean: State, context: MergeContext) -> Vectors:
         fresh = (1 - self.decay) * mean["full_gradient"]
         return {"momentum_gradient": fresh + self.decay * server["momentum_gradient"]}
 
@@ -248,12 +247,12 @@ class LocalNesterov(Correction):
         origin = context.origin
         return {"buffer": context.received["buffer"] if self.communicate else origin.new_zeros(origin.shape)}
 
-    def direction(self, direction: Tensor, context: ClientContext, carry: Carry) -> tuple[Tensor, Carry]:
+    def direction(self, direction: Tensor, context: ClientContext, carry: Carry) -> Stepped:
         buffer = direction.add(carry["buffer"], alpha=self.decay)
         return direction.add(buffer, alpha=self.decay), {"buffer": buffer}
 
     def finish(self, context: ClientContext, carry: Carry, displacement: Tensor) -> Finish:
         return Finish(upload={"buffer": carry["buffer"]} if self.communicate else {})
 
-    def merge(self, server: State, mean: State, context: MergeContext) -> dict[str, Tensor]:
+    def merge(self, server: State, mean: State, context: MergeContext) -> Vectors:
         return {"buffer": mean["buffer"]} if self.communicate else {}

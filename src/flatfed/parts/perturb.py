@@ -6,10 +6,10 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from flatfed.core.context import Carry, ClientContext, Finish, MergeContext, Oracle
+from flatfed.core.context import Carry, ClientContext, Finish, MergeContext, Oracle, Stepped
 from flatfed.core.flat import divisor, unit
 from flatfed.core.part import Gradient, StepBound, Upload
-from flatfed.core.state import Reads, State, Vector
+from flatfed.core.state import Reads, State, Vector, Vectors
 from flatfed.core.types import NonNegative, Share
 from flatfed.parts.server import Momentum
 
@@ -30,9 +30,7 @@ class SharpnessAware(PerturbedGradient):
 
     evaluations = 2
 
-    def gradient(
-        self, point: Tensor, oracle: Oracle, context: ClientContext, carry: Carry
-    ) -> tuple[Tensor, Carry]:
+    def gradient(self, point: Tensor, oracle: Oracle, context: ClientContext, carry: Carry) -> Stepped:
         here = oracle(point)
         if self.normalize:
             there = oracle(torch.addcdiv(point, here, divisor(here), value=self.radius))
@@ -62,9 +60,7 @@ class AdaptiveSharpnessAware(PerturbedGradient):
         # T = slope · |y| + least
         return {"slope": scaled.to(origin), "least": torch.ones_like(origin).masked_fill(scaled, self.offset)}
 
-    def gradient(
-        self, point: Tensor, oracle: Oracle, context: ClientContext, carry: Carry
-    ) -> tuple[Tensor, Carry]:
+    def gradient(self, point: Tensor, oracle: Oracle, context: ClientContext, carry: Carry) -> Stepped:
         scale = torch.addcmul(carry["least"], carry["slope"], point.abs())
         ascent = unit(scale * oracle(point))
         return oracle(torch.addcmul(point, scale, ascent, value=self.radius)), carry
@@ -98,7 +94,7 @@ class LastModel(PerturbedGradient):
     def finish(self, context: ClientContext, carry: Carry, displacement: Tensor) -> Finish:
         return Finish(client={"last_model": context.origin} if self.memory == "client" else {})
 
-    def merge(self, server: State, mean: State, context: MergeContext) -> dict[str, Tensor]:
+    def merge(self, server: State, mean: State, context: MergeContext) -> Vectors:
         return {"previous_model": server["model"]} if self.memory == "server" else {}
 
 
@@ -138,9 +134,7 @@ class ConsensusPerturbation(PerturbedGradient):
     def begin(self, context: ClientContext) -> Carry:
         return {"known": context.client["perturbation_dual"] + context.received["perturbation"]}
 
-    def gradient(
-        self, point: Tensor, oracle: Oracle, context: ClientContext, carry: Carry
-    ) -> tuple[Tensor, Carry]:
+    def gradient(self, point: Tensor, oracle: Oracle, context: ClientContext, carry: Carry) -> Stepped:
         # With μ_i + s kept as one vector, and ŝ written only as a quotient, a step takes fewer passes.
         ascent = oracle(point).sub_(carry["known"])
         norm = divisor(ascent)
@@ -153,7 +147,7 @@ class ConsensusPerturbation(PerturbedGradient):
         sent = dual - self.radius * unit(carry["ascent"]) if self.upload == "residual" else dual
         return Finish(client={"perturbation_dual": dual}, upload={"perturbation": sent})
 
-    def merge(self, server: State, mean: State, context: MergeContext) -> dict[str, Tensor]:
+    def merge(self, server: State, mean: State, context: MergeContext) -> Vectors:
         return {"perturbation": self.radius * unit(mean["perturbation"])}
 
 
@@ -196,9 +190,7 @@ class ShiftedInputs(Gradient):
             moved = torch.addcmul(offset, flat, 1 + scale)
         return moved.view(inputs.shape)
 
-    def gradient(
-        self, point: Tensor, oracle: Oracle, context: ClientContext, carry: Carry
-    ) -> tuple[Tensor, Carry]:
+    def gradient(self, point: Tensor, oracle: Oracle, context: ClientContext, carry: Carry) -> Stepped:
         scale, offset = carry["scale"], carry["offset"]
         gradient, (scale_slope, offset_slope) = oracle.shifted(point, self._shifted, (scale, offset))
         return gradient, {

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flatfed.core.context import MergeContext
 from flatfed.core.part import Server, StepBound, Upload, plus_shift, squared_norm
-from flatfed.core.state import State, Vector
+from flatfed.core.state import State, Vector, Vectors
 from flatfed.core.types import Decay, NonNegative, Positive, PositiveShare, Share
 
 
@@ -32,9 +32,7 @@ class Average(Server):
     def step_bound(self) -> StepBound | None:
         return StepBound(rate=self.rate) if self.units == "model" else None
 
-    def update(
-        self, server: State, mean: State, shift: Tensor | None, context: MergeContext
-    ) -> dict[str, Tensor]:
+    def update(self, server: State, mean: State, shift: Tensor | None, context: MergeContext) -> Vectors:
         rate = self.rate if self.units == "model" else self.rate / context.total_rate
         return {"model": plus_shift(server["model"] + rate * mean["displacement"], shift)}
 
@@ -54,9 +52,7 @@ class Momentum(Server):
         """A geometric sum of past displacements."""
         return StepBound(gain=1 / (1 - self.decay), rate=self.rate, contracts=False)
 
-    def update(
-        self, server: State, mean: State, shift: Tensor | None, context: MergeContext
-    ) -> dict[str, Tensor]:
+    def update(self, server: State, mean: State, shift: Tensor | None, context: MergeContext) -> Vectors:
         displacement = mean["displacement"]
         if self.absorb_shift:
             displacement, shift = plus_shift(displacement, shift), None
@@ -81,9 +77,7 @@ class Adam(Server):
     def step_bound(self) -> StepBound:
         return StepBound(gain=1 / self.stability, rate=self.rate, contracts=False)
 
-    def update(
-        self, server: State, mean: State, shift: Tensor | None, context: MergeContext
-    ) -> dict[str, Tensor]:
+    def update(self, server: State, mean: State, shift: Tensor | None, context: MergeContext) -> Vectors:
         displacement = mean["displacement"]
         first = self.first_decay * server["momentum"] + (1 - self.first_decay) * displacement
         second = self.second_decay * server["second_moment"] + (1 - self.second_decay) * displacement.square()
@@ -105,9 +99,7 @@ class Extrapolate(Server):
     reads_displacement = True
     uploads = (Upload("squared_displacement", "one", squared_norm, of="displacement"),)
 
-    def update(
-        self, server: State, mean: State, shift: Tensor | None, context: MergeContext
-    ) -> dict[str, Tensor]:
+    def update(self, server: State, mean: State, shift: Tensor | None, context: MergeContext) -> Vectors:
         displacement = mean["displacement"]
         stability = self.stability * self.stability_decay**context.round
         spread = mean["squared_displacement"] / (2 * (squared_norm(displacement) + stability))

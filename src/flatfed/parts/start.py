@@ -6,7 +6,7 @@ from torch import Tensor
 from flatfed.core.context import MergeContext
 from flatfed.core.flat import unit
 from flatfed.core.part import Start, StepBound
-from flatfed.core.state import Reads, State, Vector
+from flatfed.core.state import Reads, State, Vector, Vectors
 from flatfed.core.types import NonNegative, Share
 from flatfed.parts.server import Momentum
 
@@ -36,5 +36,5 @@ class PerturbedStart(Start):
     def start(self, server: State) -> Tensor:
         return server["model"] - self.radius * unit(server["last_displacement"])
 
-    def merge(self, server: State, mean: State, context: MergeContext) -> dict[str, Tensor]:
+    def merge(self, server: State, mean: State, context: MergeContext) -> Vectors:
         return {"last_displacement": mean["displacement"]}

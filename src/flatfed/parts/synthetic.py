@@ -16,11 +16,11 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from flatfed.core import random
-from flatfed.core.context import Carry, ClientContext, MergeContext, Oracle, ServerContext, TaskStep
+from flatfed.core.context import Carry, ClientContext, MergeContext, Oracle, ServerContext, Stepped, TaskStep
 from flatfed.core.errors import DivergedError, FlatfedError, first_line
 from flatfed.core.flat import all_finite, divisor
 from flatfed.core.part import Server, ServerTask, StepBound, Synthetic, plus_shift
-from flatfed.core.state import Dimensions, Reads, Size, State, Vector
+from flatfed.core.state import Dimensions, Reads, Size, State, Vector, Vectors
 from flatfed.core.types import Count, Decay, NonNegative, Positive, Share
 from flatfed.parts.augment import augmented
 from flatfed.parts.perturb import PerturbedGradient
@@ -154,7 +154,7 @@ class TrajectoryMatching(Synthetic, ServerTask):
                 f"({first_line(error)}); use another model or loss"
             ) from error
 
-    def _first(self, server: State, context: ServerContext) -> dict[str, Tensor]:
+    def _first(self, server: State, context: ServerContext) -> Vectors:
         """Noise or the user's samples, their labels, and the first inner step size."""
         dimensions, like = context.dimensions, server["synthetic_inputs"]
         classes = torch.arange(self.samples_per_class * dimensions.classes) % dimensions.classes
@@ -172,7 +172,7 @@ class TrajectoryMatching(Synthetic, ServerTask):
             "synthetic_step": like.new_tensor([rate]),
         }
 
-    def _iteration(self, server: State, iteration: int, context: ServerContext) -> dict[str, Tensor]:
+    def _iteration(self, server: State, iteration: int, context: ServerContext) -> Vectors:
         generator = random.torch_generator(context.seed, "distillation", iteration)
         trajectory = server["trajectory"].view(self.models, -1)
         first = int(torch.randint(self.models - self.reach, (), generator=generator))
@@ -226,9 +226,7 @@ class TrajectoryMatching(Synthetic, ServerTask):
             point = point - server["synthetic_step"] * slope
         return point
 
-    def _descended(
-        self, name: str, server: State, slope: Tensor, rate: float, count: int
-    ) -> dict[str, Tensor]:
+    def _descended(self, name: str, server: State, slope: Tensor, rate: float, count: int) -> Vectors:
         """One step of the optimizer and its moments."""
         if self.optimizer == "sgd":
             first = self.momentum * server[f"{name}_first"] + slope
@@ -269,9 +267,7 @@ class SyntheticMix(PerturbedGradient):
             return {}
         return {"step": torch.tensor(context.round * len(context.rates))}
 
-    def gradient(
-        self, point: Tensor, oracle: Oracle, context: ClientContext, carry: Carry
-    ) -> tuple[Tensor, Carry]:
+    def gradient(self, point: Tensor, oracle: Oracle, context: ClientContext, carry: Carry) -> Stepped:
         ascent = oracle(point)
         if "step" in carry:
             inputs, targets = samples_of(context.received, context.input_shape)
@@ -297,14 +293,12 @@ class FineTune(Server, ServerTask):
 
     reads = _samples_read(broadcast=False)
 
-    def update(
-        self, server: State, mean: State, shift: Tensor | None, context: MergeContext
-    ) -> dict[str, Tensor]:
+    def update(self, server: State, mean: State, shift: Tensor | None, context: MergeContext) -> Vectors:
         ignored = not self.aggregate and bool(server["synthetic_ready"][0])
         model = server["model"] if ignored else server["model"] + mean["displacement"]
         return {"model": plus_shift(model, shift)}
 
-    def after_round(self, server: State, context: ServerContext) -> dict[str, Tensor]:
+    def after_round(self, server: State, context: ServerContext) -> Vectors:
         if not bool(server["synthetic_ready"][0]):
             return {}
         inputs, targets = samples_of(server, context.dimensions.input_shape)

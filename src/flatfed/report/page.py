@@ -23,7 +23,7 @@ from flatfed.report import sections
 from flatfed.report.group import Comparison, Method, comparisons
 from flatfed.report.read import RunRecord, find_runs, read_run
 from flatfed.report.templates import FOLDER, render
-from flatfed.runs.folder import write_atomically
+from flatfed.runs.files import write_atomically
 from flatfed.runs.statistics import last
 
 

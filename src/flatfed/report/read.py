@@ -10,7 +10,9 @@ from typing import Any, Literal
 
 from flatfed.core.errors import FlatfedError
 from flatfed.diagnostics.folder import FORMAT
-from flatfed.runs.folder import Manifest, RunFolder, read_json
+from flatfed.runs.checkpoint import Manifest
+from flatfed.runs.files import read_json
+from flatfed.runs.folder import RunFolder
 from flatfed.training.loop import History
 
 RunState = Literal["complete", "running", "diverged", "unfinished"]
@@ -84,7 +86,7 @@ def read_run(path: Path) -> RunRecord:
 
 
 def _state(folder: RunFolder, rounds: Any, finished: int) -> RunState:
-    if folder.is_running():
+    if folder.lock.is_taken():
         return "running"
     if folder.divergence_path.exists():
         return "diverged"
@@ -96,9 +98,10 @@ def _state(folder: RunFolder, rounds: Any, finished: int) -> RunState:
 def _read_diagnostics(folder: RunFolder, finished: int, notes: list[str]) -> dict[str, dict[str, Any]]:
     """What was measured of the state that would be measured now, that of the last checkpoint."""
     now = finished
-    if folder.manifest_path.exists():
+    manifest_path = folder.checkpoints.manifest_path
+    if manifest_path.exists():
         try:
-            now = Manifest.read(folder.manifest_path).round
+            now = Manifest.read(manifest_path).round
         except FlatfedError as error:
             notes.append(str(error))
     diagnostics = {}

@@ -39,9 +39,8 @@ LabelledRuns = Sequence[tuple[str, Sequence[Config]]]
 
 def run_folder(config: Config, root: Path) -> Path:
     """Where a config's run lives: named by its algorithm and a digest of everything that matters."""
-    digest = config_digest(config)[:10]
-    name = config.make_algorithm().name
-    return root / f"{name}-seed{config.training.seed}-{digest}"
+    name, seed = config.make_algorithm().name, config.training.seed
+    return root / f"{name}-seed{seed}-{config_digest(config)[:10]}"
 
 
 def is_complete(config: Config, folder: Path) -> bool:
@@ -52,7 +51,7 @@ def is_complete(config: Config, folder: Path) -> bool:
 
 
 def run_missing(
-    runs: LabelledRuns, root: Path, watch: Callable[[str, Path], Callback]
+    runs: LabelledRuns, root: Path, watch: Callable[[str, Path], list[Callback]]
 ) -> tuple[list[list[RunFolder]], list[str]]:
     """Runs what is missing; returns each label's finished runs, and a line about each run that diverged."""
     finished: list[list[RunFolder]] = []
@@ -63,7 +62,7 @@ def run_missing(
             folder, name = run_folder(config, root), f"{label}, seed {config.training.seed}"
             try:
                 if not is_complete(config, folder):
-                    run_config(config, folder, [watch(name, folder)])
+                    run_config(config, folder, watch(name, folder))
                 finished[-1].append(RunFolder(folder))
             except DivergedError as error:
                 failures.append(f"{name}: {error}")

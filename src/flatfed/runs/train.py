@@ -22,7 +22,8 @@ from flatfed.engines.engine import Engine
 from flatfed.engines.execution import Execution
 from flatfed.engines.planning import Metric
 from flatfed.engines.worker import Snapshot
-from flatfed.runs.folder import RunFolder, save_module
+from flatfed.runs.files import save_module
+from flatfed.runs.folder import RunFolder
 from flatfed.runs.identity import Identity, run_identity
 from flatfed.training.checks import check_before_training, too_short
 from flatfed.training.config import Config
@@ -92,6 +93,9 @@ def train(
         clients = range(len(task.federation)) if evaluate_on_clients else ()
         return evaluate_clients(engine.evaluate, task.federation, snapshot, clients)
 
+    if config is None:
+        settings = {"training": training.model_dump(), "execution": execution.model_dump()}
+        config = {"algorithm": algorithm.describe(), **settings}
     try:
         return run_engine(
             engine,
@@ -100,7 +104,7 @@ def train(
             callbacks,
             on_clients,
             path,
-            config or recorded_config(algorithm, training, execution),
+            config,
             None if path is None else run_identity(task, engine.plan),
             execution.checkpoint_every,
         )
@@ -125,15 +129,6 @@ def run_config(
         evaluate_on_clients=True,
         config=json.loads(config.model_dump_json()),
     )
-
-
-def recorded_config(algorithm: Algorithm, training: Training, execution: Execution) -> dict[str, Any]:
-    """What is known of a run that has no config file."""
-    return {
-        "algorithm": algorithm.describe(),
-        "training": training.model_dump(),
-        "execution": execution.model_dump(),
-    }
 
 
 def run_engine(
@@ -170,7 +165,7 @@ def run_engine(
             folder.finish(final, per_client)
     finally:
         if folder is not None:
-            folder.close()
+            folder.lock.release()
     plan = engine.plan
     return Run(
         model=final,
@@ -193,7 +188,7 @@ def _open(
     """Takes the folder and goes on from its checkpoint; nothing is written before all is in order."""
     plan = engine.plan
     folder.open(config, identity)
-    checkpoint = folder.load()
+    checkpoint = folder.checkpoints.load()
     if checkpoint is not None:
 
         def shapes(vectors: State) -> dict[str, Any]:
@@ -212,7 +207,7 @@ def _open(
                 f"rounds = {plan.training.rounds}: {folder.path} already has {checkpoint.round}; ask for at "
                 "least that many or choose another folder"
             )
-        folder.load_clients(engine.clients)
+        folder.checkpoints.load_clients(engine.clients)
         state.round = checkpoint.round
         state.server = {name: value.to(plan.device) for name, value in checkpoint.server.items()}
         state.buffers = {name: value.to(plan.device) for name, value in checkpoint.buffers.items()}

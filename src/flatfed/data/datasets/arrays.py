@@ -4,18 +4,23 @@ The .npz file holds `train_inputs`, `train_targets`, `test_inputs`, `test_target
 natural clients, `train_groups` (and `test_groups`): one whole number or text per sample. uint8 inputs are
 images [n, C, H, W] or [n, H, W]; they are normalised by the mean and deviation of the training images unless
 `mean` and `std` are given. Floats are used as float32 and other whole numbers as int64, as they are.
+
+A data set of Hugging Face's `datasets` library is read without importing that library: a `DatasetDict` is
+only asked for `[split]`, a split for `[column]`, and its `features` if it has any.
 """
 
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import SkipValidation
 
-from flatfed.core.errors import FlatfedError
+from flatfed.core.errors import FlatfedError, did_you_mean
 from flatfed.data.datasets.base import Array, Bytes, Labelled, TrainTest, image_set, train_test
-from flatfed.data.datasets.catalog import DatasetInfo, Folder, brief, register
+from flatfed.data.datasets.catalog import DatasetInfo, Folder, brief, checked_options, register
 from flatfed.data.transform import Augmentation
 
 ARRAYS = ("train_inputs", "train_targets", "test_inputs", "test_targets")
@@ -124,3 +129,56 @@ def _as_images(source: str, inputs: Array) -> Bytes:
             "move the axes or store another type"
         )
     return np.ascontiguousarray(images)
+
+
+@checked_options("from_huggingface")
+def from_huggingface(
+    dataset_dict: Annotated[Mapping[str, Any], SkipValidation],
+    input_column: str,
+    target_column: str,
+    *,
+    train: str = "train",
+    test: str = "test",
+    group_column: str | None = None,
+    augmentation: Augmentation = "none",
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    name: str = "huggingface",
+) -> TrainTest:
+    """A data set from two splits; images become uint8 [n, C, H, W], columns of numbers stay numbers.
+
+    `group_column` names the natural client of each sample, a writer or a user.
+    """
+    parts = []
+    for split in (train, test):
+        try:
+            rows = dataset_dict[split]
+        except KeyError:
+            hint = did_you_mean(split, dataset_dict)
+            raise FlatfedError(f"dataset_dict: no split {split!r}; {hint}") from None
+        columns = (input_column, target_column, group_column)
+        parts.append(Labelled(*(_column(rows, split, column) for column in columns if column is not None)))
+    feature = (getattr(dataset_dict[train], "features", None) or {}).get(target_column)
+    classes = getattr(feature, "num_classes", None)
+    return from_arrays(name, name, parts[0], parts[1], classes, augmentation, mean, std)
+
+
+def _column(rows: Any, split: str, column: str) -> Array:
+    try:
+        values = list(rows[column])
+    except (KeyError, TypeError):
+        names = getattr(rows, "column_names", None) or list(getattr(rows, "features", None) or rows)
+        hint = did_you_mean(column, map(str, names))
+        raise FlatfedError(f"{split}.{column}: no such column; {hint}") from None
+    are_pictures = bool(values) and hasattr(values[0], "convert") and hasattr(values[0], "mode")
+    if are_pictures:
+        # Pillow images; one colour image among grey ones makes all of them colour.
+        mode = "L" if all(image.mode in {"1", "L"} for image in values) else "RGB"
+        values = [np.asarray(image.convert(mode)) for image in values]
+    try:
+        array = np.asarray(values)
+    except (ValueError, TypeError):
+        raise FlatfedError(f"{split}.{column}: its values differ in shape; make them alike") from None
+    if array.dtype == object:
+        raise FlatfedError(f"{split}.{column}: its values are not numbers; turn them into numbers first")
+    return array.transpose(0, 3, 1, 2) if are_pictures and array.ndim == 4 else array

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flatfed.core.errors import FlatfedError, check_choice
+from flatfed.core.errors import FlatfedError
 from flatfed.data.transform import AsStored, Augmentation, ImageTransform, Transform
 
 Array = NDArray[Any]
@@ -87,7 +87,6 @@ def image_set(
     augmentation: Augmentation = "none",
 ) -> TrainTest:
     """uint8 images and their transform; a mean or deviation not given is that of the training set."""
-    check_choice("augmentation", augmentation, get_args(Augmentation))
     channels = train.inputs.shape[1]
     if mean is None or std is None:
         mean, std = pixel_statistics(train.inputs)

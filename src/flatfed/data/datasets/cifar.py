@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from flatfed.core.errors import check_choice
 from flatfed.data.datasets.base import Labelled, TrainTest, image_set
 from flatfed.data.datasets.catalog import DatasetInfo, Folder, archive, register
 from flatfed.data.transform import Augmentation
@@ -27,7 +26,7 @@ Constants = tuple[tuple[float, float, float], tuple[float, float, float]]  # mea
 # The FedSWA, FedNSAM and DynaFed code uses these for both data sets.
 FEDSWA: Constants = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 PIXELS = 3 * 32 * 32
-URL, CONTENTS = "https://www.cs.toronto.edu/~kriz", ("*.bin", "*.txt")
+URL = "https://www.cs.toronto.edu/~kriz"
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,6 @@ class CifarFormat:
         verify: bool = True,
     ) -> TrainTest:
         """Load the data set as uint8 [samples, 3, 32, 32]."""
-        check_choice("normalisation", normalisation, self.normalisations)
         located = self.info.find(folder)
         binary = (located / f"{next(iter(self.images))}.bin").is_file()
 
@@ -158,15 +156,23 @@ class _ArraysOnly(pickle.Unpickler):
             raise _UnsafePickleError(f"{module}.{name}") from None
 
 
+def _info(classes: int, folders: tuple[str, str], first_file: str, checksum: str, size: int) -> DatasetInfo:
+    return DatasetInfo(
+        f"cifar{classes}",
+        f"colour images 32×32, {classes} classes, 50,000 + 10,000",
+        folders=folders,
+        markers=(f"{first_file}.bin", first_file),
+        downloads=archive(f"{URL}/cifar-{classes}-binary.tar.gz", checksum, size, "*.bin", "*.txt"),
+    )
+
+
 CIFAR10 = CifarFormat(
-    DatasetInfo(
-        "cifar10",
-        "colour images 32×32, 10 classes, 50,000 + 10,000",
-        folders=("cifar-10-batches-bin", "cifar-10-batches-py"),
-        markers=("data_batch_1.bin", "data_batch_1"),
-        downloads=archive(
-            f"{URL}/cifar-10-binary.tar.gz", "md5:c32a1d4ab5d03f1284b67883e8d87530", 170_052_171, *CONTENTS
-        ),
+    _info(
+        10,
+        ("cifar-10-batches-bin", "cifar-10-batches-py"),
+        "data_batch_1",
+        "md5:c32a1d4ab5d03f1284b67883e8d87530",
+        170_052_171,
     ),
     classes=10,
     label_bytes=1,
@@ -190,14 +196,12 @@ CIFAR10 = CifarFormat(
 )
 
 CIFAR100 = CifarFormat(
-    DatasetInfo(
-        "cifar100",
-        "colour images 32×32, 100 classes, 50,000 + 10,000",
-        folders=("cifar-100-binary", "cifar-100-python"),
-        markers=("train.bin", "train"),
-        downloads=archive(
-            f"{URL}/cifar-100-binary.tar.gz", "md5:03b5dce01913d631647c71ecec9e9cb8", 168_513_733, *CONTENTS
-        ),
+    _info(
+        100,
+        ("cifar-100-binary", "cifar-100-python"),
+        "train",
+        "md5:03b5dce01913d631647c71ecec9e9cb8",
+        168_513_733,
     ),
     classes=100,
     label_bytes=2,

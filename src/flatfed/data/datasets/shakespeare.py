@@ -18,13 +18,16 @@ import string
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
 from xml.etree import ElementTree
 
 import numpy as np
+from pydantic import Field
 from torch import Tensor
 
 from flatfed.core import random
 from flatfed.core.errors import FlatfedError
+from flatfed.core.types import Seed
 from flatfed.data.datasets.base import Bytes, Labelled, TrainTest, train_test
 from flatfed.data.datasets.catalog import DatasetInfo, Folder, archive, register
 from flatfed.data.datasets.leaf import UserSamples, read_users
@@ -42,6 +45,7 @@ SHAKESPEARE = DatasetInfo(
     downloads=archive("https://www.ibiblio.org/bosak/xml/eg/shaks200.zip", None, 2_200_000, "*.xml"),
 )
 
+NumberOrAll = Annotated[int, Field(ge=0)]  # 0: all
 # Samples are bytes [n, 81]: 80 characters and the one after them. Training and test samples by role.
 Roles = dict[str, tuple[Bytes, Bytes]]
 
@@ -56,19 +60,16 @@ class CharacterNumbers(AsStored):
 @register(SHAKESPEARE)
 def load_shakespeare(
     folder: Folder = None,
-    roles: int = 100,
-    train_samples: int = 2000,
-    test_samples: int = 400,
-    crop_seed: int = 0,
+    roles: NumberOrAll = 100,
+    train_samples: NumberOrAll = 2000,
+    test_samples: NumberOrAll = 400,
+    crop_seed: Seed = 0,
     verify: bool = True,
 ) -> TrainTest:
     """Load Shakespeare as uint8 [samples, 80] with the role of each.
 
     0 for `roles`, `train_samples` or `test_samples` takes all there are.
     """
-    for option, value in (("roles", roles), ("train_samples", train_samples), ("test_samples", test_samples)):
-        if value < 0:
-            raise FlatfedError(f"{option} = {value}: must be 0 (all) or more")
     located = SHAKESPEARE.find(folder)
     is_leaf = any(located.glob("train/*.json"))
     all_roles = _roles_from_json(located) if is_leaf else _roles_from_plays(located, verify)

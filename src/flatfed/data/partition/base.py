@@ -22,7 +22,6 @@ Assignment = tuple[Indices, Indices]  # samples, and the client that gets each
 
 # Above a million a Dirichlet draw is uniform to three digits; `iid` says that more clearly.
 Concentration = Annotated[float, Field(gt=0, le=1e6)]
-PositiveCount = Annotated[int, Field(ge=1)]
 
 
 @dataclass(frozen=True)

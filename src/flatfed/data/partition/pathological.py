@@ -18,12 +18,12 @@ of classes is exact.
 import numpy as np
 from numpy.random import Generator
 
+from flatfed.core.types import Count
 from flatfed.data.partition.base import (
     Assignment,
     Classes,
     Indices,
     Partition,
-    PositiveCount,
     assign_with_refill,
     even_sizes,
     register,
@@ -34,7 +34,7 @@ from flatfed.data.partition.base import (
 class PathologicalBalanced(Partition):
     """Exactly `classes_per_client` classes each, every class shared by equally many clients."""
 
-    classes_per_client: PositiveCount
+    classes_per_client: Count
 
     def assign(self, classes: Classes, clients: int, generator: Generator) -> Assignment:
         classes.check_classes_per_client(self.classes_per_client)
@@ -67,7 +67,7 @@ class PathologicalBalanced(Partition):
 class PathologicalIndependent(Partition):
     """Exactly `classes_per_client` classes each, drawn without regard to the other clients."""
 
-    classes_per_client: PositiveCount
+    classes_per_client: Count
 
     def assign(self, classes: Classes, clients: int, generator: Generator) -> Assignment:
         classes.check_classes_per_client(self.classes_per_client)
