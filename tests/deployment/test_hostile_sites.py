@@ -93,11 +93,11 @@ def test_an_upload_far_beyond_the_others_never_enters_the_mean(kind, tmp_path, c
     """The round is that of the others, the client goes on from its state before it, and a restart works."""
     described, name, number, options = LONG[kind]
     algorithm = ff.build(described)
-    deployment = Deployment(tmp_path, algorithm, rounds=4, participants=4, **options)
-    client = deployment.returning(1)
+    deployment = Deployment(tmp_path, algorithm, rounds=2, participants=4, **options)
+    client = next(client for client in deployment.members(1) if client in deployment.members(2))
     only(deployment, client, 1, filled(number, algorithm, name))
     deployment.serve()
-    deployment.restart(rounds=6)
+    deployment.restart(rounds=3)
     served = deployment.serve()
     counted = {key: value for key, value in served.history[1].items() if key.startswith(REFUSALS)}
     limit = counted.pop(f"norm_limit_{name}", None)
@@ -184,7 +184,7 @@ def heterogeneous() -> ff.Federation:
 )
 def test_an_honest_cohort_is_never_refused(algorithm, weighting, tmp_path):
     """However unequal its members: by epochs over their own data, one does 100 times another's work."""
-    options = {"local_steps": None, "local_epochs": 3, "participants": 5, "rounds": 8, "weighting": weighting}
+    options = {"local_steps": None, "local_epochs": 3, "participants": 5, "rounds": 4, "weighting": weighting}
     built = ff.build(algorithm)
     deployment = Deployment(tmp_path, built, normalised, data=heterogeneous(), **options)
     served = deployment.serve()
@@ -378,7 +378,7 @@ FORGED: dict[str, tuple[Change, str]] = {
 @pytest.mark.parametrize("kind", FORGED)
 def test_a_forged_message_is_refused_by_name(kind, tmp_path, caplog):
     forge, complaint = FORGED[kind]
-    deployment = Deployment(tmp_path, ff.scaffold(), rounds=3)
+    deployment = Deployment(tmp_path, ff.scaffold(), rounds=2)
     client = deployment.members(1)[0]
     only(deployment, client, 1, forge)
     served = deployment.serve()
@@ -387,7 +387,7 @@ def test_a_forged_message_is_refused_by_name(kind, tmp_path, caplog):
 
 
 def test_an_oversized_payload_never_reaches_a_decoder(tmp_path, monkeypatch):
-    deployment = Deployment(tmp_path, ff.build({"name": "fedavg", "compress": {"part": "top_k"}}))
+    deployment = Deployment(tmp_path, ff.build({"name": "fedavg", "compress": {"part": "top_k"}}), rounds=2)
     kind, sizes = type(deployment.spec.algorithm.compress), []
     real = kind.decode
 
@@ -404,7 +404,7 @@ def test_an_oversized_payload_never_reaches_a_decoder(tmp_path, monkeypatch):
 @pytest.mark.parametrize("which", ["the same twice", "an error beside it", "another upload"])
 def test_a_site_that_answers_twice_is_refused(which, tmp_path, caplog):
     """Whichever came first would be taken, so neither is."""
-    deployment = Deployment(tmp_path, ff.scaffold(), rounds=3)
+    deployment = Deployment(tmp_path, ff.scaffold(), rounds=2)
     client = deployment.members(1)[0]
     real = deployment.grid.send_and_receive
 

@@ -54,7 +54,7 @@ class KeptStates:
         kept, temporary = self.states / f"round-{progress.round - 1}", self.states / ".new"
         for path in (temporary, kept):
             shutil.rmtree(path, ignore_errors=True)
-        _copy(self.checkpoint, temporary)
+        shutil.copytree(self.checkpoint, temporary, ignore=shutil.ignore_patterns(".*"))
         temporary.rename(kept)
         for number in self.rounds[: -self.keep]:
             shutil.rmtree(self.states / f"round-{number}")
