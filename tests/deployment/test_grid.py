@@ -375,6 +375,7 @@ BROADCASTS: dict[str, tuple[Callable[[Message], Message], str]] = {
     "state that never was": (changed_header(merged=0), "the state after round 1 is not in"),
     "no buffers": (without_record("buffers"), "its buffers are missing"),
     "no header": (without_record("header"), "it has no header"),
+    "path in a digest": (changed_header(kept={"x": "/../../../etc/x"}), "kept.x"),
     "unknown vector to keep": (changed_header(kept={"../x": ""}), "which vectors this site should have"),
 }
 

@@ -7,7 +7,7 @@ numbers) before memory is taken for it, and anything else is refused in one line
 import hashlib
 import math
 from collections.abc import Iterable, Mapping
-from typing import Annotated, ClassVar, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
@@ -70,6 +70,7 @@ Shape = Annotated[tuple[Whole, ...], Field(max_length=16), AfterValidator(_small
 Word = Annotated[str, Field(max_length=200)]
 SiteName = Annotated[str, Field(max_length=100), AfterValidator(_printable)]
 RunName = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class Header(BaseModel):
@@ -100,7 +101,7 @@ class Request(Answer):
     oldest: Whole = 0
     """After how many rounds the oldest state was to which the server may still go back."""
     attempt: Whole = 0
-    kept: Annotated[dict[Word, Word], Field(max_length=100)] = {}
+    kept: Annotated[dict[Word, Digest | Literal[""]], Field(max_length=100)] = {}
     """The digests of vectors that are sent once; "" where one still has its initial value."""
 
 
@@ -113,7 +114,7 @@ class TrainReply(Answer):
     drift: Square
     squared_displacement: Square
     gradient_evaluations: Whole
-    kept: Annotated[tuple[Word, ...], Field(max_length=100)] = ()
+    kept: Annotated[tuple[Digest, ...], Field(max_length=100)] = ()
     """The digests of the vectors sent once that are on its disk."""
 
 
