@@ -216,7 +216,9 @@ def _named_function(
 
 
 def _check_options(field: str, options: Mapping[str, Any], function: Callable[..., Any]) -> None:
-    known = sorted(inspect.signature(function).parameters.keys() - {"input_shape", "classes"})
+    # A model's input shape and classes are those of the data.
+    given = {"input_shape", "classes"} if function in MODELS.values() else set()
+    known = sorted(inspect.signature(function).parameters.keys() - given)
     for option in options:
         if option not in known:
             hint = did_you_mean(option, known) if known else "there are no options"
