@@ -209,6 +209,15 @@ def test_a_truncated_download_is_refused(server, monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_server_that_sends_far_too_much_is_left(server, monkeypatch, tmp_path):
+    server.files["archive.tar.gz"] = bytes(5 << 20)
+    download = Download((f"{server.address}/archive.tar.gz",), None, 1000, ("*.bin",))
+    set_downloads(monkeypatch, "cifar10", download)
+    with refused("sends more than", "bytes where 1,000 are published"):
+        get("cifar10", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_wrong_checksum_is_refused(server, monkeypatch, tmp_path):
     publish(server, monkeypatch, "cifar10", tar_of({"x/test_batch.bin": b"good"}), checksum=md5(b"other"))
     with refused(
