@@ -1,5 +1,6 @@
 """Run folders with damaged files and absurd values, through `flatfed report` and `flatfed diagnose`."""
 
+import atexit
 import functools
 import json
 import os
@@ -35,6 +36,7 @@ MEASURED = ("sharpness", "clients")
 def whole_run() -> Path:
     """A small run on which everything was measured."""
     folder = Path(tempfile.mkdtemp(prefix="flatfed-fuzz-run-")) / "run"
+    atexit.register(shutil.rmtree, folder.parent, ignore_errors=True)
     run_config(Config.checked(CONFIG), folder)
     diagnose(folder, list(DIAGNOSTICS), {**QUICK, "other": str(folder)})
     return folder
