@@ -1,5 +1,6 @@
 """Run folders with damaged files and absurd values, through `flatfed report` and `flatfed diagnose`."""
 
+import atexit
 import functools
 import json
 import os
@@ -15,6 +16,7 @@ from rule import SOME, command, scratch, unchanged
 from values import values as config_values
 
 from flatfed.diagnostics import DIAGNOSTICS, diagnose
+from flatfed.runs.files import read_sealed, sha256, write_sealed
 from flatfed.runs.train import run_config
 from flatfed.training.config import Config
 
@@ -34,6 +36,7 @@ MEASURED = ("sharpness", "clients")
 def whole_run() -> Path:
     """A small run on which everything was measured."""
     folder = Path(tempfile.mkdtemp(prefix="flatfed-fuzz-run-")) / "run"
+    atexit.register(shutil.rmtree, folder.parent, ignore_errors=True)
     run_config(Config.checked(CONFIG), folder)
     diagnose(folder, list(DIAGNOSTICS), {**QUICK, "other": str(folder)})
     return folder
@@ -162,33 +165,38 @@ def test_any_damaged_files(changes, beside):
         check(folder, beside)
 
 
+changes = st.tuples(shares, st.sampled_from(["set", "set", "set", "remove", "add", "all"]), json_values)
+
+
 @SOME
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(JSON_FILES),
-            shares,
-            st.sampled_from(["set", "set", "set", "remove", "add", "all"]),
-            json_values,
-        ),
-        min_size=1,
-        max_size=4,
-    ),
-    st.booleans(),
-)
-def test_any_value_in_any_file(changes, beside):
+@given(st.lists(st.tuples(st.sampled_from(JSON_FILES), changes), min_size=1, max_size=4), st.booleans())
+def test_any_value_in_any_file(files, beside):
     with scratch() as folder:
         shutil.copytree(whole_run(), folder / "run")
-        for name, place, kind, value in changes:
+        for name, (place, kind, value) in files:
             path = folder / "run" / name
             if not path.exists():
                 path.write_text(json.dumps(value))
             elif name.endswith(".jsonl"):
                 lines = [json.loads(line) for line in path.read_text().splitlines()]
                 changed = with_change(lines, place, kind, value)
-                path.write_text("".join(f"{json.dumps(line)}\n" for line in changed or [value]))
+                changed = changed if isinstance(changed, list) else [changed]
+                path.write_text("".join(f"{json.dumps(line)}\n" for line in changed))
             else:
                 path.write_text(json.dumps(with_change(json.loads(path.read_text()), place, kind, value)))
+        check(folder, beside)
+
+
+@SOME
+@given(st.lists(changes, min_size=1, max_size=2), st.booleans())
+def test_any_value_in_a_config_with_its_checksum(values, beside):
+    """All that follows gets to see the edited config."""
+    with scratch() as folder:
+        shutil.copytree(whole_run(), folder / "run")
+        manifest, config = (folder / "run" / name for name in ("checkpoint/manifest.json", "config.json"))
+        for place, kind, value in values:
+            config.write_text(json.dumps(with_change(json.loads(config.read_text()), place, kind, value)))
+        write_sealed(manifest, {**read_sealed(manifest), "config": [sha256(config.read_bytes())]})
         check(folder, beside)
 
 
