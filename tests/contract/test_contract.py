@@ -20,7 +20,7 @@ from flatfed.core.algorithm import short_names
 from flatfed.core.state import Dimensions, initial_state
 from flatfed.data.federation import ClientData, Samples
 from flatfed.engines import chunks, threads
-from flatfed.runs import folder as record
+from flatfed.runs import environment as record
 
 NAMES = sorted(ff.ALGORITHMS)
 CLIENTS, PARTICIPANTS, SAMPLES, FEATURES, CLASSES = 12, 5, 12, 5, 3

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from flatfed.core.errors import FlatfedError
-from flatfed.data.datasets.cinic10 import CLASSES as CINIC10
+from flatfed.data.datasets.images import CINIC10_CLASSES as CINIC10
 
 CIFAR10_FILES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
 

@@ -95,7 +95,7 @@ def test_a_config_gives_equal_shards_that_depend_on_the_seed_alone():
 
 def test_client_tests_do_not_move_a_run_or_its_split():
     with_tests, without = made(client_tests=5), made()
-    assert torch.equal(with_tests.all_rows, without.all_rows)
+    assert torch.equal(with_tests.pool.rows, without.pool.rows)
     base = {"data": {"clients": 10}, "training": TRAINING}
     config = Config.checked(base)
     asked = Config.checked({**base, "data": {"clients": 10, "client_tests": 5}})

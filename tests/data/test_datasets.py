@@ -18,7 +18,7 @@ import torch
 
 from data import fake
 from data.fake import assert_holds, refused
-from flatfed.data.datasets import CATALOG, DATASETS, cifar, data_folder, from_huggingface, shakespeare
+from flatfed.data.datasets import CATALOG, DATASETS, cifar, data_folder, from_huggingface, idx, shakespeare
 from flatfed.data.datasets.base import pixel_statistics
 from flatfed.data.partition.natural import Natural
 from flatfed.data.transform import ImageTransform
@@ -157,14 +157,14 @@ def test_normalisation_and_augmentation_are_options(tmp_path):
         assert load(name, tmp_path, augmentation="half_crop_flip").transform == ImageTransform(
             *own, "half_crop_flip"
         )
-        with refused("normalisation = 'fedswaa'", "did you mean 'fedswa'"):
+        with refused("normalisation = 'fedswaa'", "'feddyn' or 'fedswa'"):
             load(name, tmp_path, normalisation="fedswaa")
         with refused("augmentation = 'crop'", "crop_flip"):
             load(name, tmp_path, augmentation="crop")
     assert load("fashion_mnist", tmp_path, normalisation="mnist").transform == ImageTransform(
         (0.1307,), (0.3081,)
     )
-    with refused("split = 'letter'", "did you mean 'letters'"):
+    with refused("split = 'letter'", "'letters', 'balanced' or 'byclass'"):
         load("emnist", tmp_path, split="letter")
 
 
@@ -982,23 +982,22 @@ def test_loaders_look_in_the_data_folder_by_default(monkeypatch, tmp_path):
 
 
 def test_the_systems_own_copy_is_used_only_when_no_folder_is_given(monkeypatch, tmp_path):
-    from flatfed.data.datasets import mnist
-
     written = fake.write_mnist(tmp_path / "system", packed=True)
-    info = replace(mnist.FASHION_MNIST, system_folders=(str(tmp_path / "system"),))
-    monkeypatch.setattr(mnist, "FASHION_MNIST", info)
+    info = replace(idx.FASHION_MNIST, system_folders=(str(tmp_path / "system"),))
+    monkeypatch.setattr(idx, "FASHION_MNIST", info)
     monkeypatch.setenv("FLATFED_DATA", str(tmp_path / "empty"))
     assert_holds(DATASETS["fashion_mnist"](verify=False), written, 10)
     with refused("fashion_mnist: no "):
         DATASETS["fashion_mnist"](folder=tmp_path / "empty", verify=False)
 
 
-def test_every_loader_takes_a_folder_and_digits_ignores_it():
+def test_every_loader_takes_a_folder_and_digits_refuses_it():
     import inspect
 
     for name, loader in DATASETS.items():
         assert inspect.signature(loader).parameters["folder"].default is None, name
-    assert torch.equal(DATASETS["digits"]().train_inputs, DATASETS["digits"](folder=Path("x")).train_inputs)
+    with refused("folder = 'x': the digits have no files"):
+        DATASETS["digits"](folder=Path("x"))
 
 
 def test_json_of_the_fake_files_is_leafs_form(tmp_path):

@@ -19,6 +19,7 @@ from data import fake
 from data.fake import assert_holds, refused
 from flatfed.cli.data import data_app
 from flatfed.core.errors import FlatfedError
+from flatfed.data.datasets import idx
 from flatfed.data.datasets.catalog import CATALOG, DATASETS, Download
 from flatfed.data.download import get, unpack
 
@@ -431,9 +432,7 @@ def test_get_then_check(server, monkeypatch, tmp_path):
 
 
 def test_check_without_a_name_looks_at_all_that_are_here(tmp_path, monkeypatch):
-    from flatfed.data.datasets import emnist
-
-    monkeypatch.setitem(emnist.SPLITS, "letters", emnist.SPLITS["letters"]._replace(train=60, test=40))
+    monkeypatch.setitem(idx.SPLITS, "letters", idx.SPLITS["letters"]._replace(train=60, test=40))
     fake.write_emnist(tmp_path / "emnist")
     result = run("check", "--folder", tmp_path)
     assert result.exit_code == 0

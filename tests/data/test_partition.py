@@ -12,11 +12,17 @@ from pydantic import ValidationError
 
 from flatfed.data.partition import PARTITIONS, Natural, class_counts, summary
 from flatfed.data.partition.base import apportion, even_sizes
-from flatfed.data.partition.dirichlet_class import DirichletClass, _cut, _top_up
-from flatfed.data.partition.dirichlet_client import DirichletClient, DirichletClientRefill, fill
+from flatfed.data.partition.dirichlet import (
+    DirichletClass,
+    DirichletClient,
+    DirichletClientRefill,
+    QuantitySkew,
+    _cut,
+    _top_up,
+    fill,
+)
 from flatfed.data.partition.iid import Iid
 from flatfed.data.partition.pathological import PathologicalBalanced, PathologicalIndependent
-from flatfed.data.partition.quantity_skew import QuantitySkew
 
 CONCENTRATIONS = [1e-6, 0.01, 0.1, 1.0, 100.0]
 
@@ -278,7 +284,7 @@ def fill_frequencies(function, seed, repetitions=800):
 def test_fill_has_the_distribution_of_the_slot_by_slot_loop(monkeypatch):
     naive = fill_frequencies(naive_fill, 2)
     for block in (1, 4, 1 << 16):
-        monkeypatch.setattr("flatfed.data.partition.dirichlet_client.SLOTS_AT_ONCE", block)
+        monkeypatch.setattr("flatfed.data.partition.dirichlet.SLOTS_AT_ONCE", block)
         # A difference of two frequencies has a spread of at most sqrt(0.5 / repetitions) = 0.025.
         assert np.abs(fill_frequencies(fill, 1) - naive).max() < 4.5 * np.sqrt(0.5 / 800)
 

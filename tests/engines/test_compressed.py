@@ -35,7 +35,7 @@ from flatfed.core.algorithm import ImpossibleComposition
 from flatfed.core.part import Compressor
 from flatfed.engines import chunks, threads, worker
 from flatfed.parts import ErrorFeedback, ErrorFeedback21, Quantize, Sign, TopK
-from flatfed.runs import folder as record
+from flatfed.runs import environment as record
 
 NAMES = sorted(ff.ALGORITHMS)
 PARAMETERS = len(flat(network()))

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 import flatfed as ff
 from flatfed.core.errors import DivergedError
 from flatfed.engines import local
-from flatfed.engines.processes import WorkerPool, _SharedTensors, can_fork
+from flatfed.engines.memory import GrowingMemory
+from flatfed.engines.processes import Channel, WorkerPool, can_fork
 
 pytestmark = pytest.mark.skipif(
     not can_fork(), reason="processes are forked, which needs Linux without an accelerator"
@@ -154,15 +155,19 @@ def test_what_is_taken_of_an_answer_is_not_overwritten_by_the_next(pool):
 
 
 def test_memory_grows_and_is_seen_from_both_ends():
-    memory = _SharedTensors()
+    sizes = (3, 50_000, 1_000_000)
+    one, other = multiprocessing.Pipe()
+    memories = GrowingMemory(), GrowingMemory()
+    near, far = Channel(one, *memories), Channel(other, *reversed(memories))
     try:
-        places = [memory.put(torch.full((size,), float(size))) for size in (3, 50_000, 1_000_000)]
-        assert all(place % 64 == 0 for place in places)
-        for place, size in zip(places, (3, 50_000, 1_000_000), strict=True):
-            tensor = memory.get(place, torch.float32, torch.Size([size]))
+        near.send([torch.full((size,), float(size)) for size in sizes])
+        tensors = far.receive()
+        assert all(tensor.data_ptr() % 64 == 0 for tensor in tensors)
+        for tensor, size in zip(tensors, sizes, strict=True):
             assert torch.equal(tensor, torch.full((size,), float(size)))
     finally:
-        memory.close()
+        near.close()
+        other.close()
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries manage memory otherwise")

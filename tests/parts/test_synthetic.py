@@ -40,7 +40,7 @@ from flatfed.core.context import ClientContext, ServerContext, TaskStep
 from flatfed.core.flat import Layout
 from flatfed.core.state import Dimensions, State, initial_state
 from flatfed.engines import threads
-from flatfed.runs import folder as record
+from flatfed.runs import checkpoint, environment
 from flatfed.runs.train import run_config
 from flatfed.training import loop
 from flatfed.training.config import Config, with_assignments
@@ -60,8 +60,8 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def quick_folders(monkeypatch: pytest.MonkeyPatch) -> None:
     """No process is killed for good here, so nothing need reach the disk."""
-    monkeypatch.setattr(record, "source_commit", lambda: None)
-    monkeypatch.setattr(record.os, "fsync", lambda handle: None)
+    monkeypatch.setattr(environment, "source_commit", lambda: None)
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
 def loss_of(point: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -513,7 +513,7 @@ def test_a_kill_between_two_files_of_a_checkpoint_loses_nothing(
     whole = trained("fedsynsam", rounds=4)
     with monkeypatch.context() as patched:
         patched.setattr(loop, "CHECKPOINT_SECONDS", -1.0)
-        real, seen = record.write_json, [0]
+        real, seen = checkpoint.write_json, [0]
 
         def write_json(path: Path, value: Any) -> None:
             seen[0] += path.name == "manifest.json"
@@ -521,7 +521,7 @@ def test_a_kill_between_two_files_of_a_checkpoint_loses_nothing(
                 raise Killed
             real(path, value)
 
-        patched.setattr(record, "write_json", write_json)
+        patched.setattr(checkpoint, "write_json", write_json)
         with pytest.raises(Killed):
             trained("fedsynsam", tmp_path, rounds=4)
     assert_same(trained("fedsynsam", tmp_path, rounds=4), whole)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from flatfed import cli
 from flatfed.data.partition import class_counts, summary
-from flatfed.data.partition.dirichlet_client import DirichletClient
+from flatfed.data.partition.dirichlet import DirichletClient
 from flatfed.report.split import (
     RAMP,
     binned,

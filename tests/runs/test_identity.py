@@ -33,9 +33,9 @@ import flatfed as ff
 from flatfed.core.part import Gradient
 from flatfed.engines.planning import make_plan
 from flatfed.engines.threads import single_threaded
-from flatfed.runs import content
-from flatfed.runs import folder as record
+from flatfed.runs import content, environment
 from flatfed.runs.content import ContentHasher, data_digest, tensor_digest
+from flatfed.runs.folder import RunFolder
 from flatfed.runs.identity import Identity, federation_identity, run_identity
 
 CLIENTS, FEATURES, CLASSES = 4, 5, 3
@@ -45,7 +45,7 @@ VERSION = {"name": "test", "version": "1"}
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Problems as small as these only wait for torch's own threads, and for git."""
-    monkeypatch.setattr(record, "source_commit", lambda: None)
+    monkeypatch.setattr(environment, "source_commit", lambda: None)
     with single_threaded():
         yield
 
@@ -108,7 +108,7 @@ def refusal(folder: Path, **changed: Any) -> str:
     assert contents(folder) == before
     message = str(caught.value)
     assert "\n" not in message
-    assert message.startswith(f"{folder}: ")
+    assert message.startswith(str(folder))
     return message
 
 
@@ -252,7 +252,7 @@ def test_another_engine_may_go_on(tmp_path):
         task.model, task.federation, ff.scaffold(), task.loss, task.used_metrics, training, "cpu"
     )
     for execution in executions:
-        folder = record.RunFolder(tmp_path)
+        folder = RunFolder(tmp_path)
         try:
             config = {
                 "algorithm": ff.scaffold().describe(),
@@ -261,7 +261,7 @@ def test_another_engine_may_go_on(tmp_path):
             }
             folder.open(config, run_identity(task, plan))
         finally:
-            folder.close()
+            folder.lock.release()
 
 
 @pytest.mark.parametrize("rounds", [2, 3])
@@ -375,10 +375,12 @@ def test_what_is_nested_too_deeply_needs_a_version_too():
     assert run_identity(replace(task, model=model, **VERSION), plan).uncovered == ()
 
 
-def test_an_uncovered_run_is_not_continued_without_its_identity_either(tmp_path):
-    train(tmp_path, loss=smooth(0.1))
+@pytest.mark.parametrize("changed", [{}, {"loss": F.cross_entropy}], ids=["uncovered", "covered"])
+def test_a_run_is_not_continued_without_its_identity(changed, tmp_path):
+    options = {"loss": smooth(0.1), **changed}
+    train(tmp_path, **options)
     (tmp_path / "identity.json").unlink()
-    assert "it cannot be continued safely" in refusal(tmp_path, loss=smooth(0.1))
+    assert "identity.json: cannot be read (No such file or directory)" in refusal(tmp_path, **options)
 
 
 def test_an_uncovered_run_that_has_no_checkpoint_yet_may_begin_again(tmp_path):

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from flatfed import cli
 from flatfed.cli import run as run_module
 from flatfed.core.errors import FlatfedError
-from flatfed.runs import folder as folder_module
+from flatfed.runs import lock
 from flatfed.runs import tune as tune_module
 from flatfed.runs.compare import run_folder
 from flatfed.runs.folder import RunFolder
@@ -245,10 +245,12 @@ def test_trials_that_fall_behind_are_stopped_and_can_be_resumed(tmp_path, monkey
 def test_a_damaged_note_of_a_stop_is_one_clear_line(tmp_path):
     search = search_of("training.lr=0.1")
     path = run_folder(search.configs["training.lr=0.1",], tmp_path) / "stopped.json"
-    path.parent.mkdir()
+    run_config(search.configs["training.lr=0.1",], path.parent)
+    (path.parent / "model.safetensors").unlink()
     path.write_text('{"reason": "because"}')
-    with pytest.raises(FlatfedError, match=r"stopped\.json: damaged; remove it to continue the run"):
-        tune(search, tmp_path, None, unwatched)
+    (trial,) = tune(search, tmp_path, None, unwatched)
+    assert trial.state == "left out"
+    assert f"{path}: damaged or edited" in trial.note
 
 
 def test_the_median_rule_is_that_of_optuna():
@@ -373,7 +375,7 @@ def test_the_last_combination_is_proposed_when_all_others_were_tried(tmp_path, m
 
 
 def test_a_trial_that_another_process_runs_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(folder_module, "LOCK_PATIENCE", 0.1)
+    monkeypatch.setattr(lock, "PATIENCE", 0.1)
     search = search_of("training.lr=0.1,0.2")
     refused = []
 

@@ -12,10 +12,8 @@ from flatfed.engines.processes import can_fork
 from flatfed.engines.threads import available_cores
 from flatfed.runs.bench import CLIENTS, PARTICIPANTS, WARM_UP, WORKLOADS, Measured, measure
 
-command = command_of(app, "nothing is kept")
 
-
-@command
+@command_of(app, "nothing is kept")
 def bench(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[MODEL]…", help="Only these, e.g. MLP or LeNet-5.")

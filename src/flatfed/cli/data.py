@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -19,8 +18,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from flatfed.cli.terminal import app, command_of, console
-from flatfed.core.errors import FlatfedError, did_you_mean
+from flatfed.cli.terminal import app, command_of, console, say, tell
+from flatfed.core.errors import FlatfedError, did_you_mean, printable
 from flatfed.data import download
 from flatfed.data.datasets.catalog import CATALOG, DATASETS, DatasetInfo, root_folder
 
@@ -49,10 +48,10 @@ def list_(folder: FolderOption = None) -> None:
             name,
             info.title,
             f"{megabytes:,.0f} MB" if info.downloads else "–",
-            escape(str(located)) if located else "[dim]not here",
+            printable(str(located)) if located else "not here",
         )
     console.print(table)
-    console.print(f"data folder: {escape(str(root_folder(folder)))}", highlight=False)
+    tell(f"data folder: {root_folder(folder)}")
 
 
 @command
@@ -72,7 +71,7 @@ def get(
         with _progress() as report:
             located = download.get(name, folder, report)
         line = f"{name} is in {located}; flatfed data check {name} loads it and looks at every file."
-    console.print(escape(line), highlight=False, soft_wrap=True)
+    tell(line)
 
 
 @command
@@ -93,13 +92,13 @@ def check(
     damaged = 0
     for info in with_files.values():
         if info.locate(folder) is None:
-            console.print(f"[dim]{info.name}: not here", highlight=False)
+            console.print(f"{info.name}: not here", style="dim")
             continue
         try:
             _check(info, folder)
         except FlatfedError as error:
             damaged += 1
-            console.print(f"[red]{info.name}:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+            say(info.name, str(error), "red")
     if damaged:
         raise typer.Exit(1)
 
@@ -113,11 +112,9 @@ def _check(info: DatasetInfo, folder: Path | None) -> None:
         seconds = time.perf_counter() - start
         label = " ".join([info.name, *map(str, options.values())])
         clients = f", {len(data.group_names):,} natural clients" if data.group_names else ""
-        console.print(
+        tell(
             f"{label}: {len(data.train_targets):,} training and {len(data.test_targets):,} test samples, "
-            f"{data.classes} classes{clients}, in {escape(str(located))} ({seconds:.1f} s)",
-            highlight=False,
-            soft_wrap=True,
+            f"{data.classes} classes{clients}, in {located} ({seconds:.1f} s)"
         )
 
 

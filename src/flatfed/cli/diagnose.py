@@ -6,22 +6,20 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
-from flatfed.cli.terminal import app, command_of, complain, console
-from flatfed.core.errors import FlatfedError
+from flatfed.cli.terminal import app, command_of, console, say, tell
+from flatfed.core.errors import FlatfedError, printable
 from flatfed.diagnostics import DIAGNOSTICS
 from flatfed.diagnostics import diagnose as measure
 from flatfed.diagnostics.registry import cheap_diagnostics, diagnostic_names
 from flatfed.diagnostics.subject import Tick
 from flatfed.training.config import with_assignments
 
-command = command_of(app, "finished diagnostics are kept; the same command does the rest")
 
-
-@command
+@command_of(app, "finished diagnostics are kept; the same command does the rest")
 def diagnose(
     folder: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A run's folder.")] = None,
     names: Annotated[
@@ -58,13 +56,13 @@ def diagnose(
         errors: dict[str, FlatfedError] = {}
         contents = measure(folder, chosen, options, again, watch, errors.__setitem__)
     if contents:
-        table = Table("diagnostic", "result", title=escape(str(folder)), title_justify="left")
+        table = Table("diagnostic", "result", title=Text(printable(str(folder))), title_justify="left")
         for name, content in contents.items():
             table.add_row(name, DIAGNOSTICS[name].summary(content["result"]))
         console.print(table)
-        console.print(f"files: {folder / 'diagnostics'}", highlight=False)
+        tell(f"files: {folder / 'diagnostics'}")
     for name, error in errors.items():
-        complain.print(f"[red]error:[/] {name}: {escape(str(error).removeprefix(f'{name}: '))}")
+        say("error", f"{name}: {str(error).removeprefix(f'{name}: ')}", "red")
     if errors:
         raise typer.Exit(2)
 
@@ -75,10 +73,10 @@ def _print_list() -> None:
         options = [
             f"{key}={_option_text(key, value)}" for key, value in DIAGNOSTICS[name].options({}).items()
         ]
-        table.add_row(name, escape(DIAGNOSTICS[name].title), escape(", ".join(options)))
+        table.add_row(name, DIAGNOSTICS[name].title, ", ".join(options))
     console.print(table)
     listed = ", ".join(cheap_diagnostics())
-    console.print(f"flatfed diagnose RUN measures {listed}; name others, or all.", highlight=False)
+    console.print(f"flatfed diagnose RUN measures {listed}; name others, or all.")
 
 
 def _option_text(key: str, value: Any) -> str:

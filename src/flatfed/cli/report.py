@@ -5,18 +5,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
+from rich.text import Text
 
-from flatfed.cli.terminal import app, command_of, complain, console
+from flatfed.cli.terminal import app, command_of, complain, say, tell
 from flatfed.diagnostics.figures import Table
 from flatfed.report import write_report
 from flatfed.runs.compare import LabelledRuns, run_folder
 from flatfed.runs.folder import RunFolder
 
-command = command_of(app, "an earlier report is left as it was")
 
-
-@command
+@command_of(app, "an earlier report is left as it was")
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders, or folders of them.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("report.html"),
@@ -32,22 +30,23 @@ def report(
 def end_with_report(
     runs: LabelledRuns,
     root: Path,
+    damaged: Sequence[Path],
     name: str = "report.html",
     *,
     targets: Sequence[float] = (),
     title: str = "",
     tables: Sequence[Table] = (),
 ) -> None:
-    """Reports on a command's runs, without those that diverged in their first round."""
+    """Reports on a command's runs, without damaged ones and those that diverged in their first round."""
     labels = {run_folder(config, root): label for label, configs in runs for config in configs}
-    begun = [folder for folder in labels if RunFolder(folder).read_history()]
+    begun = [folder for folder in labels if folder not in damaged and RunFolder(folder).read_history()]
     if begun:
         _write(begun, root / name, targets=targets, labels=labels, title=title, tables=tables)
 
 
 def _write(runs: Sequence[Path], output: Path, **options: Any) -> None:
     with complain.status("report") as status:
-        notes = write_report(runs, output, watch=lambda doing: status.update(f"report: {doing}"), **options)
+        notes = write_report(runs, output, watch=lambda step: status.update(Text(step)), **options)
     for note in notes:
-        complain.print(f"[yellow]note:[/] {escape(note)}", highlight=False)
-    console.print(f"Report: {escape(str(output))}", highlight=False, soft_wrap=True)
+        say("note", note)
+    tell(f"Report: {output}")

@@ -4,17 +4,17 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from flatfed.cli.report import end_with_report
 from flatfed.cli.run import run_labelled
-from flatfed.cli.terminal import RUNS, Assignments, Methods, Only, Root, command, console
+from flatfed.cli.terminal import RUNS, Assignments, Methods, Only, Root, check_damage, command, console
 from flatfed.core.errors import FlatfedError
 from flatfed.diagnostics import figures
 from flatfed.papers import tables
 from flatfed.papers.presets import PaperCell
 from flatfed.papers.reproduce import chosen_cells, measured, remaining_work, seeded
+from flatfed.runs.files import check_replaceable
 from flatfed.runs.folder import RunFolder
 from flatfed.runs.statistics import MEGABYTE, ClientRow, Spread, finite_values, first_round_reaching, total
 
@@ -51,13 +51,15 @@ def reproduce(
         f"{work.gradients:,} gradients, about {_duration(work.seconds)}."
     )
     labelled = [(cell.label, [seeded(cell, seed) for seed in range(seeds)]) for cell in chosen]
-    finished = run_labelled(labelled, runs, work.rounds)
+    name = f"report-{table.replace('/', '-')}.html"
+    check_replaceable(runs / name)
+    finished, damaged = run_labelled(labelled, runs, work.rounds)
     results_tables = _results_tables(list(zip(chosen, finished, strict=True)))
     _print_tables(results_tables)
     for note in tables()[table].notes:
-        console.print(f"note: {note}", highlight=False)
-    name = f"report-{table.replace('/', '-')}.html"
-    end_with_report(labelled, runs, name, title=tables()[table].title, tables=results_tables)
+        console.print(f"note: {note}")
+    end_with_report(labelled, runs, damaged, name, title=tables()[table].title, tables=results_tables)
+    check_damage(len(damaged))
 
 
 def _list_tables() -> None:
@@ -139,7 +141,7 @@ def _print_tables(results_tables: Sequence[figures.Table]) -> None:
         for position, header in enumerate(results.columns):
             table.add_column(header, justify="right" if position else "left", no_wrap=position > 0)
         for row in results.rows:
-            table.add_row(*(escape(entry.text) for entry in row))
+            table.add_row(*(entry.text for entry in row))
         console.print(table)
         if results.note:
-            console.print(results.note, highlight=False, markup=False)
+            console.print(results.note)

@@ -1,10 +1,9 @@
-"""Training what a config file describes: run."""
+"""Training what a config file describes: run and resume."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from flatfed.cli.terminal import (
     RUNS,
@@ -14,18 +13,21 @@ from flatfed.cli.terminal import (
     Tracking,
     Watcher,
     command,
-    complain,
     console,
     describe_round,
     on_ray,
     round_progress,
+    say,
+    tell,
     trackers,
 )
+from flatfed.core.errors import FlatfedError
 from flatfed.report.pictures import SyntheticPicture
 from flatfed.runs.compare import LabelledRuns, is_complete, run_folder, run_missing
+from flatfed.runs.files import RunFolderError
 from flatfed.runs.folder import RunFolder
 from flatfed.runs.train import run_config
-from flatfed.training.config import Config
+from flatfed.training.config import Config, with_assignments
 from flatfed.training.loop import Callback
 
 
@@ -43,10 +45,31 @@ def run(
     run_in_folder(checked, folder or run_folder(checked, runs), tensorboard)
 
 
+@command
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    rounds: Annotated[int | None, typer.Option(min=1, help="Go on to this many rounds.")] = None,
+    ray_address: RayAddress = None,
+    tensorboard: Tracking = None,
+) -> None:
+    """Go on with an interrupted run, to the same bits as if it had not been interrupted."""
+    values = RunFolder.existing(folder).read_config()
+    if "federation" in values:
+        raise FlatfedError(f"{folder}: a federation's run; start its Flower app again with the same folder")
+    if "data" not in values:
+        raise FlatfedError(
+            f"{folder}: made from Python, whose model and data are not in the folder; call flatfed.train "
+            f"again with folder={str(folder)!r}"
+        )
+    changes = [] if rounds is None else [f"training.rounds={rounds}"]
+    config = Config.checked(with_assignments(values, [*changes, *on_ray(ray_address)]))
+    run_in_folder(config, folder, tensorboard)
+
+
 def run_in_folder(config: Config, folder: Path, tensorboard: Path | None) -> None:
     """Runs what is missing of a config's rounds and says how it ended."""
     if is_complete(config, folder):
-        console.print(f"{folder} is complete: {config.training.rounds} rounds.")
+        tell(f"{folder} is complete: {config.training.rounds} rounds.")
         return
     callbacks: list[Callback] = [SyntheticPicture(folder), *trackers(tensorboard, folder)]
     task = config.make_task()  # may download and complain, which belongs above the bar
@@ -59,25 +82,27 @@ def run_in_folder(config: Config, folder: Path, tensorboard: Path | None) -> Non
     for name, spread in finished.client_spreads.items():
         console.print(
             f"clients' own {name} data: mean accuracy {spread.mean:.1%}, deviation between clients "
-            f"{100 * spread.deviation:.1f} points; chance alone gives {100 * spread.chance:.1f}",
-            highlight=False,
+            f"{100 * spread.deviation:.1f} points; chance alone gives {100 * spread.chance:.1f}"
         )
     console.print(f"clients were trained by the {finished.path} path: {finished.path_reason}")
-    console.print(f"run folder: {folder}")
+    tell(f"run folder: {folder}")
 
 
 def run_labelled(
     runs: LabelledRuns, root: Path, rounds: int, tensorboard: Path | None = None
-) -> list[list[RunFolder]]:
-    """Runs what is missing under one bar and says what diverged; returns each label's finished runs."""
+) -> tuple[list[list[RunFolder]], list[Path]]:
+    """Runs what is missing under one bar and says what is left out.
+
+    Returns each label's finished runs, and the folders that are damaged.
+    """
     with round_progress() as progress:
         task = progress.add_task("all runs", total=rounds, note="", unit="rounds")
 
-        def watch(name: str, folder: Path) -> Callback:
-            return Watcher(progress, task, f"{name}: ", also=trackers(tensorboard, folder))
+        def watch(name: str, folder: Path) -> list[Callback]:
+            return [*trackers(tensorboard, folder), Watcher(progress, task, f"{name}: ")]
 
         finished, failures = run_missing(runs, root, watch)
         progress.update(task, completed=rounds, note="")
     for failure in failures:
-        complain.print(f"[yellow]left out:[/] {escape(failure)}")
-    return finished
+        say("left out", f"{failure.name}: {failure.error}")
+    return finished, [failure.folder for failure in failures if isinstance(failure.error, RunFolderError)]

@@ -5,18 +5,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
-from flatfed.cli.terminal import app, command_of, console
+from flatfed.cli.terminal import console, look, print_facts, tell
+from flatfed.core.errors import printable
 from flatfed.data.partition import PARTITIONS, class_counts, summary
 from flatfed.report.split import check_output, describe, terminal_picture, write_picture
+from flatfed.runs.files import check_replaceable
 from flatfed.training.config import Config, with_assignments
 
-command = command_of(app, "nothing was changed")
 
-
-@command
+@look
 def split(
     dataset: Annotated[str, typer.Option(help="A data set; see flatfed data list.")] = "digits",
     clients: Annotated[int, typer.Option(help="Among how many clients.")] = 100,
@@ -36,6 +34,7 @@ def split(
     """Show which client holds how many samples of which class."""
     if output is not None:
         check_output(output)
+        check_replaceable(output)
     values: dict[str, Any] = {
         "data": {"dataset": dataset, "clients": clients},
         "partition": {"name": partition},
@@ -55,13 +54,10 @@ def split(
     counts, numbers = class_counts(rows, labels, federation.classes or 1), summary(rows, labels)
     options = ", ".join(f"{key} = {value}" for key, value in config.partition.items() if key != "name")
     title = ", ".join(filter(None, [f"{dataset} over {clients} clients", config.partition["name"], options]))
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for label, number in describe(numbers):
-        table.add_row(f"[bold]{label}", number)
-    console.print(f"[bold]{escape(title)}", highlight=False)
-    console.print(table)
+    console.print(printable(title), style="bold", soft_wrap=True)
+    print_facts(describe(numbers))
     coloured = console.color_system is not None and not console.no_color
     console.print(terminal_picture(counts, min(console.width, 140), coloured))
     if output is not None:
         write_picture(output, counts, f"{title}, seed {seed}", numbers)
-        console.print(f"picture: {output}", highlight=False)
+        tell(f"picture: {output}")

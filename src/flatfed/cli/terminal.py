@@ -4,7 +4,7 @@ import functools
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +12,9 @@ from typing import Annotated, Any, ParamSpec
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
 
 from flatfed.core.context import TaskStep
 from flatfed.core.errors import DivergedError, FlatfedError, FlatfedWarning, printable
@@ -28,8 +29,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 # Without a terminal there is no width to fit; tables then take the room that they need.
-console = Console(width=None if sys.stdout.isatty() else 140)
-complain = Console(stderr=True, soft_wrap=True)
+console = Console(width=None if sys.stdout.isatty() else 140, markup=False, emoji=False, highlight=False)
+complain = Console(stderr=True, soft_wrap=True, markup=False, emoji=False, highlight=False)
 
 Arguments = ParamSpec("Arguments")
 Command = Callable[Arguments, None]
@@ -104,24 +105,51 @@ def _notes() -> Iterator[None]:
         yield
 
 
+def tell(line: str) -> None:
+    """A line of a result, in which there may be words of the user's own."""
+    console.print(printable(line), soft_wrap=True)
+
+
+def check_damage(folders: int) -> None:
+    """The end of a command that has left some run folders out, and named them."""
+    if folders:
+        problem = "run folder is damaged" if folders == 1 else "run folders are damaged"
+        raise FlatfedError(f"{folders} {problem} and left out (see above); restore or remove what is named")
+
+
+def say(kind: str, message: str, style: str = "yellow") -> None:
+    """A line about the run beside its results: "note: …", "left out: …"."""
+    complain.print(Text.assemble((f"{kind}:", style), f" {printable(message)}"))
+
+
 def _stop(code: int, message: str) -> None:
-    complain.print(f"[red]error:[/] {escape(printable(message))}")
+    say("error", message, "red")
     raise typer.Exit(code)
 
 
-# Of the commands that train.
+# Of the commands that train, and of those that only look.
 command = command_of(app, "finished rounds are kept up to the last checkpoint; the same command goes on")
+look = command_of(app, "nothing was changed")
+
+
+def print_facts(facts: Iterable[tuple[str, str]]) -> None:
+    """Names in bold beside their values."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="bold")
+    for fact in facts:
+        table.add_row(*fact)
+    console.print(table)
 
 
 def round_progress() -> Progress:
     """A bar that counts rounds, with a note behind it."""
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[unit]}"),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", markup=False),
         console=Console(stderr=True),
     )
 
@@ -135,17 +163,13 @@ class Watcher:
     prefix: str = ""
     before: int | None = None
     """Where the bar stands when the run is at round 0; None moves it on from where it is."""
-    also: Sequence[Callback] = ()
-    """Other callbacks of the run."""
     _server_task: TaskID | None = field(default=None, init=False)
 
     def __call__(self, now: RoundProgress) -> None:
-        for callback in self.also:
-            callback(now)
         if self._server_task is not None:
             self.progress.remove_task(self._server_task)
             self._server_task = None
-        note = self.prefix + describe_round(now.record)
+        note = printable(self.prefix) + describe_round(now.record)
         if self.before is None:
             self.progress.update(self.task, advance=1, note=note)
         else:

@@ -19,7 +19,7 @@ def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
-            raise FlatfedError(f"{path}: not a regular file")
+            raise FlatfedError(f"{path}: cannot be read (not a regular file)")
         if status.st_size > largest:
             raise FlatfedError(f"{path}: {status.st_size} bytes are more than the {largest} that are read")
         return path.read_bytes()

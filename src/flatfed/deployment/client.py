@@ -15,29 +15,12 @@ from flatfed.core.flat import apply_buffer_change, buffers_of, no_longer_finite
 from flatfed.core.rounds import Broadcast, encode_uploads
 from flatfed.core.state import State, initial_state
 from flatfed.data.federation import LoadedFederation, Samples
+from flatfed.deployment import wire
 from flatfed.deployment.site_store import SiteStore
 from flatfed.deployment.spec import FederationSpec
-from flatfed.deployment.wire import (
-    DIVERGED,
-    LARGEST,
-    REFUSED,
-    EvaluateReply,
-    Request,
-    SiteDescription,
-    TrainReply,
-    array_record,
-    broadcast_shapes,
-    content,
-    dtype_name,
-    pack,
-    pack_payloads,
-    read_header,
-    shapes,
-    unpack,
-)
 from flatfed.engines.planning import make_plan
 from flatfed.engines.threads import WorkerThreads, single_threaded
-from flatfed.engines.worker import Evaluator, Snapshot, TrainedClient, Worker, no_unexpected_draws
+from flatfed.engines.worker import Evaluator, Snapshot, TrainedClient, Worker
 from flatfed.training.evaluation import evaluate_clients
 
 STATE = "flatfed-state"
@@ -59,17 +42,25 @@ def client_app(spec: FederationSpec, load: Load, load_test: LoadTest | None = No
     """
     app = ClientApp()
 
+    def federation(context: Context, with_tests: bool = True) -> LoadedFederation:
+        """This site as a federation in which every client is itself."""
+        samples = load(context)
+        tests = load_test(context) if load_test and with_tests else None
+        site = LoadedFederation(1, lambda _: samples, None, None if tests is None else lambda _: tests)
+        site.transform = spec.transform
+        return site
+
     @app.query()
     def query(message: Message, context: Context) -> Message:
-        return _reply(message, lambda: _describe(spec, load, context))
+        return _reply(message, lambda: _describe(federation(context, with_tests=False), context))
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        return _reply(message, lambda: _Site(spec, load, load_test, message.content, context).train())
+        return _reply(message, lambda: _Site(spec, message.content, federation, context).train())
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        return _reply(message, lambda: _Site(spec, load, load_test, message.content, context).evaluate())
+        return _reply(message, lambda: _Site(spec, message.content, federation, context).evaluate())
 
     return app
 
@@ -79,36 +70,25 @@ def _reply(message: Message, work: Callable[[], RecordDict]) -> Message:
     try:
         return Message(work(), reply_to=message)
     except FlatfedError as error:
-        log.error("%s", error)
-        code = DIVERGED if isinstance(error, DivergedError) else REFUSED
+        log.error("%s", wire.plain(str(error), 2000))
+        code = wire.DIVERGED if isinstance(error, DivergedError) else wire.REFUSED
         return Message(Error(code, str(error)), reply_to=message)
 
 
-def _describe(spec: FederationSpec, load: Load, context: Context) -> RecordDict:
-    data = _federation(spec, load, None, context).client(0)
+def _describe(federation: LoadedFederation, context: Context) -> RecordDict:
+    data = federation.client(0)
     inputs, targets = data.batch(torch.arange(1))
-    seen = spec.transform.evaluate(inputs)
-    return content(
-        SiteDescription(
+    seen = federation.transform.evaluate(inputs)
+    return wire.content(
+        wire.SiteDescription(
             name=str(context.node_config.get("name", "")),
             samples=len(data),
             input_shape=tuple(seen.shape[1:]),
-            input_dtype=dtype_name(seen.dtype),
+            input_dtype=wire.dtype_name(seen.dtype),
             target_shape=tuple(targets.shape[1:]),
-            target_dtype=dtype_name(targets.dtype),
+            target_dtype=wire.dtype_name(targets.dtype),
         )
     )
-
-
-def _federation(
-    spec: FederationSpec, load: Load, load_test: LoadTest | None, context: Context
-) -> LoadedFederation:
-    """This site as a federation in which every client is itself."""
-    samples = load(context)
-    tests = load_test and load_test(context)
-    federation = LoadedFederation(1, lambda _: samples, None, None if tests is None else lambda _: tests)
-    federation.transform = spec.transform
-    return federation
 
 
 class _Site:
@@ -117,28 +97,22 @@ class _Site:
     def __init__(
         self,
         spec: FederationSpec,
-        load: Load,
-        load_test: LoadTest | None,
         message: RecordDict,
+        federation: Callable[[Context], LoadedFederation],
         context: Context,
     ) -> None:
-        self.request, self.message = read_header(Request, message), message
+        self.request, self.message = wire.read_header(wire.Request, message), message
         self.model = spec.model()
         if self.request.spec != spec.digest(self.model):
             raise FlatfedError(
                 "spec: this site's app has another model, algorithm or settings than the server's"
             )
-        self.federation = _federation(spec, load, load_test, context)
+        self.federation = federation(context)
         device = str(context.node_config.get("device", spec.execution.device))
+        metrics, training = spec.used_metrics, spec.site_training
         with single_threaded():
             self.plan = make_plan(
-                self.model,
-                self.federation,
-                spec.algorithm,
-                spec.loss,
-                spec.used_metrics,
-                spec.site_training,
-                device,
+                self.model, self.federation, spec.algorithm, spec.loss, metrics, training, device
             )
         self.threads = int(context.node_config.get("threads", 1))
         root = Path(str(context.node_config.get("state", STATE)))
@@ -148,10 +122,10 @@ class _Site:
         plan, request = self.plan, self.request
         broadcast = Broadcast(self._received(), self._buffers())
         fresh = initial_state(plan.algorithm.client_vectors, plan.dimensions, broadcast.vectors["model"])
-        state = self.store.read_state(request.merged, request.round, fresh) if fresh else None
+        state = self.store.read_state(request, fresh) if fresh else None
         state = fresh if state is None else state
         worker = Worker(plan, self.model, self.federation.to(plan.device))
-        with single_threaded(), no_unexpected_draws(plan):
+        with single_threaded():
             torch.set_num_threads(self.threads)
             trained = worker.train_client(request.client, broadcast, state, request.round)
         self._check_finite(trained, broadcast.buffers)
@@ -160,10 +134,8 @@ class _Site:
         )
         if fresh:
             self.store.write_state(request.round, trained.result.client | encoded.memory)
-        header = TrainReply(
-            run=request.run,
-            client=request.client,
-            round=request.round,
+        header = wire.TrainReply(
+            **request.model_dump(include=set(wire.Answer.model_fields)),
             samples=trained.samples,
             loss=trained.loss,
             drift=float(trained.result.drift.mean()),
@@ -171,57 +143,61 @@ class _Site:
             gradient_evaluations=trained.gradient_evaluations,
             kept=tuple(filter(None, request.kept.values())),
         )
-        return content(header, vectors=pack_payloads(encoded.payloads), buffers=pack(trained.buffers))
+        buffers = wire.pack(trained.buffers)
+        return wire.content(header, vectors=wire.pack_payloads(encoded.payloads), buffers=buffers)
 
     def _check_finite(self, trained: TrainedClient, buffers: State) -> None:
         """Divergence is reported as such, before the server would refuse the numbers as forged."""
+        limit = wire.largest(self.plan.layout.dtype)
         reached = {
-            f"upload {key!r}": float(value.abs().max()) for key, value in trained.result.upload.items()
+            f"upload {key!r}": (float(value.abs().max()), limit)
+            for key, value in trained.result.upload.items()
         }
-        reached |= {"loss": abs(trained.loss), "drift": float(trained.result.drift.mean())}
+        drift, square = float(trained.result.drift.mean()), float(trained.result.drift[-1])
+        numbers = {"loss": abs(trained.loss), "drift": drift, "squared displacement": square}
+        reached |= {name: (number, wire.LARGEST) for name, number in numbers.items()}
         diverged = no_longer_finite(buffers, apply_buffer_change(buffers, trained.buffers))
         if diverged is not None:
-            reached[f"buffer {diverged!r}"] = math.inf
-        for name, number in reached.items():
-            if not number <= LARGEST:  # so that NaN is caught, too
+            reached[f"buffer {diverged!r}"] = (math.inf, wire.LARGEST)
+        for name, (number, most) in reached.items():
+            if not number <= most:  # so that NaN is caught, too
                 raise DivergedError(
                     f"round {self.request.round + 1}: the {name} reaches {number:g}; lower lr"
                 )
 
     def evaluate(self) -> RecordDict:
-        plan, request = self.plan, self.request
-        vectors = array_record(self.message, "vectors")
+        plan = self.plan
         expected = {"model": ((plan.layout.size,), plan.layout.dtype)}
-        snapshot = Snapshot(unpack(vectors, expected)["model"].to(plan.device), self._buffers())
+        vectors = wire.unpack(wire.array_record(self.message, "vectors"), expected)
+        snapshot = Snapshot(vectors["model"].to(plan.device), self._buffers())
         threads = WorkerThreads([Evaluator(plan, self.model, self.federation.transform)])
         try:
             torch.set_num_threads(self.threads)
             (metrics,) = evaluate_clients(threads.evaluate, self.federation, snapshot, [0])
         finally:
             threads.close()
-        header = EvaluateReply(run=request.run, client=request.client, round=request.round, metrics=metrics)
-        return content(header)
+        answered = self.request.model_dump(include=set(wire.Answer.model_fields))
+        return wire.content(wire.EvaluateReply(**answered, metrics=metrics))
 
     def _received(self) -> dict[str, Tensor]:
         """The broadcast; vectors that are sent once may be on this site's disk, or not made yet."""
         plan = self.plan
-        arrays, kept = array_record(self.message, "vectors"), self.request.kept
-        expected = broadcast_shapes(plan.algorithm, plan.dimensions, plan.layout.dtype)
-        declared = {vector.name: vector for vector in plan.algorithm.server_vectors if vector.sent_once}
-        once = [key for key in expected if key in declared]
-        if set(kept) != set(once):
+        arrays, kept = wire.array_record(self.message, "vectors"), self.request.kept
+        expected = wire.broadcast_shapes(plan.algorithm, plan.dimensions, plan.layout.dtype)
+        if set(kept) != set(plan.algorithm.sent_once):
             raise FlatfedError("message: it does not say which vectors this site should have")
-        absent = {key for key in once if key not in arrays}
-        received = unpack(arrays, {key: shape for key, shape in expected.items() if key not in absent})
-        for key in absent:
-            initial = initial_state([declared[key]], plan.dimensions, received["model"])[key]
-            received[key] = self.store.read_once(key, kept[key], initial) if kept[key] else initial
-        for key in once:
+        declared = {vector.name: vector for vector in plan.algorithm.server_vectors}
+        absent = kept.keys() - arrays.keys()
+        received = wire.unpack(arrays, {key: shape for key, shape in expected.items() if key not in absent})
+        for key in kept:
             if key in arrays:
                 self.store.write_once(key, received[key])
+                continue
+            initial = initial_state([declared[key]], plan.dimensions, received["model"])[key]
+            received[key] = self.store.read_once(key, kept[key], initial) if kept[key] else initial
         return {key: received[key].to(plan.device) for key in expected}
 
     def _buffers(self) -> dict[str, Tensor]:
-        expected = shapes(buffers_of(self.model))
-        buffers = unpack(array_record(self.message, "buffers"), expected, finite=False)
+        expected = wire.shapes(buffers_of(self.model))
+        buffers = wire.unpack(wire.array_record(self.message, "buffers"), expected, finite=False)
         return {name: value.to(self.plan.device) for name, value in buffers.items()}

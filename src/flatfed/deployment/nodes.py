@@ -3,32 +3,23 @@
 import logging
 import time
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
-from flwr.app import Message, RecordDict
+from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from flatfed.core.errors import FlatfedError
-from flatfed.deployment.wire import SiteDescription, read_header
+from flatfed.core.errors import FlatfedError, shown
+from flatfed.deployment import wire
+from flatfed.deployment.spec import FederationSettings
 
 POLL = 1.0
 """Seconds between looks for nodes that are not connected yet."""
-ERROR_LENGTH = 300
 
 log = logging.getLogger("flwr.flatfed")
 
 
-class Failure(NamedTuple):
-    """Why a node did not answer."""
-
-    reason: str
-    code: int | None = None
-    """That of its error, if it sent one."""
-
-
 def send_and_wait(
     grid: Grid, kind: str, contents: Mapping[int, RecordDict], timeout: float
-) -> tuple[dict[int, RecordDict], dict[int, Failure]]:
+) -> tuple[dict[int, RecordDict], dict[int, Error]]:
     """What nodes answered in time, and why the others did not, by node."""
     # A node that comes back much later should not work through what is no longer waited for.
     messages = [
@@ -37,17 +28,19 @@ def send_and_wait(
     if not messages:
         return {}, {}
     answers: dict[int, RecordDict] = {}
-    failures = dict.fromkeys(contents, Failure(f"no answer within {timeout:g} s"))
+    failures = dict.fromkeys(contents, Error(wire.SILENT, f"no answer within {timeout:g} s"))
     replies = list(grid.send_and_receive(messages, timeout=timeout))
     # Errors that the SuperLink reports do not come from the node; only the message they answer tells which.
     recipients = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
-    for reply in replies:
-        node = recipients.get(reply.metadata.reply_to_message_id)
+    replied = [recipients.get(reply.metadata.reply_to_message_id) for reply in replies]
+    for reply, node in zip(replies, replied, strict=True):
         if node is None:
             log.warning("a reply to a message that was never sent is ignored")
+        elif replied.count(node) > 1:
+            failures[node] = Error(wire.REPEATED, "it answered more than once")
         elif reply.has_error():
-            reason = " ".join(str(reply.error.reason or "").split())[:ERROR_LENGTH]
-            failures[node] = Failure(f"error {reply.error.code}: {reason}", reply.error.code)
+            code = reply.error.code
+            failures[node] = Error(code, f"error {code}: {wire.plain(str(reply.error.reason or ''))}")
         else:
             answers[node] = reply.content
             failures.pop(node, None)
@@ -57,9 +50,9 @@ def send_and_wait(
 class Nodes:
     """The nodes of a grid, what they say about themselves, and which site each of them is."""
 
-    def __init__(self, grid: Grid, timeout: float) -> None:
-        self.grid, self.timeout = grid, timeout
-        self.descriptions: dict[int, SiteDescription] = {}
+    def __init__(self, grid: Grid, settings: FederationSettings) -> None:
+        self.grid, self.settings, self.timeout = grid, settings, settings.round_timeout
+        self.descriptions: dict[int, wire.SiteDescription] = {}
         self._silent: set[int] = set()
 
     def online(self, describe_all: bool = False) -> dict[str, int]:
@@ -69,7 +62,13 @@ class Nodes:
         several nodes go by one name, none of them takes part until only one is left; a registered name is not
         shared with nodes that only claim it.
         """
-        registered = {node.node_id: node.name for node in self.grid.get_nodes()}
+        registered = {}
+        for node in self.grid.get_nodes():
+            if node.name.isprintable():
+                registered[node.node_id] = node.name
+            elif node.node_id not in self._silent:
+                self._silent.add(node.node_id)
+                log.warning("node %d is called %s; it does not take part", node.node_id, shown(node.name))
         new = [node for node in registered if node not in self.descriptions and node not in self._silent]
         self._describe(new if describe_all else [node for node in new if not registered[node]])
         trusted = _unique((name, node) for node, name in registered.items() if name)
@@ -93,29 +92,30 @@ class Nodes:
                 return online
             time.sleep(POLL)
 
-    def assemble(self, clients: int | tuple[str, ...], wait: float) -> dict[str, SiteDescription]:
+    def assemble(self) -> dict[str, wire.SiteDescription]:
         """All sites of a federation, sorted by name, with what they say about themselves."""
+        clients, wait = self.settings.clients, self.settings.wait
         deadline = time.monotonic() + wait
         needed = clients if isinstance(clients, int) else len(set(clients))
         while True:
             self._silent.clear()
             online = self.online(describe_all=True)
             ready = {
-                name: self.descriptions[node] for name, node in online.items() if node in self.descriptions
+                name: self.descriptions[online[name]]
+                for name in sorted(online)
+                if online[name] in self.descriptions and (isinstance(clients, int) or name in clients)
             }
-            if not isinstance(clients, int):
-                ready = {name: description for name, description in ready.items() if name in clients}
-            elif len(ready) > clients:
+            if isinstance(clients, int) and len(ready) > clients:
                 raise FlatfedError(
-                    f"clients = {clients}: {len(ready)} sites are connected ({', '.join(sorted(ready))}); "
+                    f"clients = {clients}: {len(ready)} sites are connected ({', '.join(ready)}); "
                     "give their number, or the names of those that belong to the federation"
                 )
             if len(ready) == needed:
-                return {name: ready[name] for name in sorted(ready)}
+                return ready
             if time.monotonic() > deadline:
                 raise FlatfedError(
                     f"clients = {clients}: after {wait:g} s only {len(ready)} sites are connected "
-                    f"({', '.join(sorted(ready)) or 'none'}); start the others, or change clients or wait"
+                    f"({', '.join(ready) or 'none'}); start the others, or change clients or wait"
                 )
             time.sleep(POLL)
 
@@ -125,11 +125,15 @@ class Nodes:
         )
         for node, answer in answers.items():
             try:
-                self.descriptions[node] = read_header(SiteDescription, answer)
+                description = wire.read_header(wire.SiteDescription, answer)
+                most = self.settings.max_samples
+                if description.samples > most:
+                    raise FlatfedError(f"samples = {description.samples}: more than max_samples = {most}")
+                self.descriptions[node] = description
             except FlatfedError as error:
-                failures[node] = Failure(str(error))
+                failures[node] = Error(wire.REFUSED, str(error))
         for node, failure in failures.items():
-            log.warning("node %d does not say what it is: %s", node, failure.reason)
+            log.warning("node %d does not say what it is: %s", node, wire.plain(str(failure.reason)))
             self._silent.add(node)
 
 
@@ -139,5 +143,5 @@ def _unique(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
         nodes.setdefault(name, []).append(node)
     for name, namesakes in nodes.items():
         if len(namesakes) > 1:
-            log.warning("%d nodes are called %r; none of them takes part", len(namesakes), name)
+            log.warning("%d nodes are called %s; none of them takes part", len(namesakes), shown(name))
     return {name: namesakes[0] for name, namesakes in nodes.items() if len(namesakes) == 1}

@@ -136,11 +136,7 @@ class ClientStore:
             self._staged = {}
 
     def _row(self, slot: int) -> Tensor:
-        number = slot if slot < self._memory_slots else slot - self._memory_slots
-        return self._file(slot).view(number * self._row_bytes, self.dtype, self.row_length)
-
-    def _file(self, slot: int) -> GrowingMemory:
-        kind = "memory" if slot < self._memory_slots else "scratch"
+        kind, first = ("memory", 0) if slot < self._memory_slots else ("scratch", self._memory_slots)
         if kind not in self.files:
             self.files[kind] = GrowingMemory(kind == "memory", self._folder)
-        return self.files[kind]
+        return self.files[kind].view((slot - first) * self._row_bytes, self.dtype, self.row_length)

@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +28,10 @@ from flatfed.core.errors import FlatfedError
 from flatfed.engines.memory import GrowingMemory
 from flatfed.engines.scheduler import in_order
 
+LOOK_SECONDS = 5.0
+"""How often to look after processes that do not answer."""
+PATIENCE = 12
+"""So many looks in a row may find one of them stopped."""
 _ALIGNMENT = 64
 _DIE_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of Linux's prctl."""
@@ -45,53 +50,32 @@ def can_fork() -> bool:
     return on_linux and not multiprocessing.current_process().daemon and not torch.accelerator.is_available()
 
 
-class _SharedTensors:
-    """Where the tensors of one message at a time are."""
-
-    def __init__(self) -> None:
-        self._memory = GrowingMemory()
-        self._end = 0
-
-    def rewind(self) -> None:
-        self._end = 0
-
-    def put(self, tensor: Tensor) -> int:
-        """Copies a tensor behind what has been put here since the last `rewind`; its place."""
-        start = self._end
-        self._end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-        self._memory.view(start, tensor.dtype, tensor.numel()).copy_(tensor.reshape(-1))
-        return start
-
-    def get(self, start: int, dtype: torch.dtype, shape: torch.Size) -> Tensor:
-        """What was put there, until the other end puts something else there."""
-        return self._memory.view(start, dtype, shape.numel()).view(shape)
-
-    def close(self) -> None:
-        self._memory.close()
-
-
 class _Pickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, memory: _SharedTensors) -> None:
+    """Puts the tensors of a message into a memory, one behind the other."""
+
+    def __init__(self, file: io.BytesIO, memory: GrowingMemory) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self.memory = memory
-        self._places: dict[int, int] = {}
+        self._memory, self._end, self._places = memory, 0, dict[int, int]()
 
     def persistent_id(self, item: Any) -> tuple[int, torch.dtype, torch.Size] | None:
         if not isinstance(item, Tensor) or item.numel() == 0:
             return None
         # The message keeps its tensors alive, so none of them takes another's number.
         if id(item) not in self._places:
-            self._places[id(item)] = self.memory.put(item.detach())
+            self._places[id(item)] = self._end
+            self._memory.view(self._end, item.dtype, item.numel()).copy_(item.detach().reshape(-1))
+            self._end += -(-item.nbytes // _ALIGNMENT) * _ALIGNMENT
         return self._places[id(item)], item.dtype, item.shape
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, memory: _SharedTensors) -> None:
+    def __init__(self, file: io.BytesIO, memory: GrowingMemory) -> None:
         super().__init__(file)
-        self.memory = memory
+        self._memory = memory
 
     def persistent_load(self, place: tuple[int, torch.dtype, torch.Size]) -> Tensor:
-        return self.memory.get(*place)
+        start, dtype, shape = place
+        return self._memory.view(start, dtype, shape.numel()).view(shape)
 
 
 class Channel:
@@ -100,11 +84,10 @@ class Channel:
     The tensors of a message are where its sender put them: they last until it sends the next one.
     """
 
-    def __init__(self, connection: Connection, outgoing: _SharedTensors, incoming: _SharedTensors) -> None:
+    def __init__(self, connection: Connection, outgoing: GrowingMemory, incoming: GrowingMemory) -> None:
         self.connection, self.outgoing, self.incoming = connection, outgoing, incoming
 
     def send(self, message: Any) -> None:
-        self.outgoing.rewind()
         written = io.BytesIO()
         _Pickler(written, self.outgoing).dump(message)
         self.connection.send_bytes(written.getbuffer())
@@ -134,24 +117,19 @@ def _serve(channel: Channel, parent: int, work: Work) -> None:
     library = ctypes.CDLL(None)
     library.prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     if hasattr(library, "mallopt"):
-        _keep_freed_memory(library.mallopt)
+        # Every step takes and frees the same few blocks; new pages for them take up to a third of a step.
+        library.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+        # Without this a thread's heap is given back when it is empty.
+        library.mallopt(_TOP_PAD, 2**27)
+        # Older versions allow less.
+        if not library.mallopt(_MMAP_THRESHOLD, 2**30):
+            library.mallopt(_MMAP_THRESHOLD, 2**25)
     if os.getppid() != parent:
         return
     # A new thread has none of the settings that torch keeps for each, such as the caller's autocast.
     thread = threading.Thread(target=_answer, args=(channel, work))
     thread.start()
     thread.join()
-
-
-def _keep_freed_memory(option: Callable[[int, int], int]) -> None:
-    """Every step takes and frees the same few blocks; to get their pages anew each time takes up to a third
-    of a step."""
-    option(_TRIM_THRESHOLD, 2**31 - 1)
-    # Without this a thread's heap is given back when it is empty.
-    option(_TOP_PAD, 2**27)
-    # Older versions allow less.
-    if not option(_MMAP_THRESHOLD, 2**30):
-        option(_MMAP_THRESHOLD, 2**25)
 
 
 def _answer(channel: Channel, work: Work) -> None:
@@ -189,7 +167,7 @@ class WorkerProcess:
         context = multiprocessing.get_context("fork")
         with ExitStack() as opened:
             try:
-                jobs, answers = _SharedTensors(), _SharedTensors()
+                jobs, answers = GrowingMemory(), GrowingMemory()
                 near, far = multiprocessing.Pipe()
                 self.channel = Channel(near, jobs, answers)
                 opened.callback(self.channel.close)
@@ -220,7 +198,11 @@ class WorkerProcess:
 
     def _lost(self) -> FlatfedError:
         self.process.join()
-        code = self.process.exitcode or 0
+        code = self.process.exitcode
+        if code is None:
+            return FlatfedError(
+                "workers: one of their processes ended, and as SIGCHLD is ignored nobody knows how"
+            )
         if code == -signal.SIGKILL:
             return FlatfedError(
                 "workers: one of their processes was killed (SIGKILL); if memory is short, use fewer of them"
@@ -231,8 +213,19 @@ class WorkerProcess:
     def close(self) -> None:
         self.process.kill()
         self.process.join()
-        self.process.close()
+        # Nobody is told of its end where SIGCHLD is ignored.
+        if self.process.exitcode is not None:
+            self.process.close()
         self.channel.close()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal has stopped it, so that it would not answer before another one comes."""
+        try:
+            stat = Path(f"/proc/{self.process.pid}/stat").read_text()
+        except OSError:
+            return False  # It has ended, which its channel will say.
+        return stat.rpartition(")")[2].split()[0] in {"T", "t"}
 
 
 _FORKING = threading.Lock()
@@ -267,7 +260,7 @@ class WorkerPool:
         self._busy[process.channel.connection] = number, process
 
     def finished(self) -> Iterator[tuple[int, Any]]:
-        for connection in wait(list(self._busy)):
+        for connection in self._answered():
             number, process = self._busy.pop(connection)
             try:
                 outcome = self._taken(process.answer())
@@ -275,6 +268,20 @@ class WorkerPool:
                 outcome = error
             self._waiting.append(process)
             yield number, outcome
+
+    def _answered(self) -> list[Any]:
+        """Waits for an answer, but not for ever for one that cannot come."""
+        stopped_for = 0
+        while not (connections := wait(list(self._busy), LOOK_SECONDS)):
+            stopped = [process.process.pid for _, process in self._busy.values() if process.stopped]
+            # The first time it may just be about to go on together with this process.
+            stopped_for = stopped_for + 1 if stopped else 0
+            if stopped_for == PATIENCE:
+                raise FlatfedError(
+                    f"workers: their process {stopped[0]} has been stopped for {PATIENCE * LOOK_SECONDS:g} "
+                    f"seconds; find out by whom, and start or resume the run again"
+                )
+        return connections
 
     def in_order(self, jobs: Iterable[Any]) -> Iterator[Any]:
         """The results of jobs in their order; after an error, or when it is left before its end, all

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import logging
 import os
 import pickle
@@ -38,7 +39,7 @@ from flatfed.engines.planning import Plan
 from flatfed.engines.scheduler import in_order
 from flatfed.engines.sums import CohortCollector, PairwiseSum, Piece
 from flatfed.engines.threads import WorkerThreads, available_cores
-from flatfed.engines.worker import Evaluator, Snapshot, Worker, no_unexpected_draws
+from flatfed.engines.worker import Evaluator, Snapshot, Worker
 
 # No reports to its makers, and no advice about accelerators on every start.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -99,8 +100,7 @@ class RemoteWorker:
     def __init__(self, shared: Sequence[Any]) -> None:
         """`shared` are references to the plan, the model and the data."""
         torch.set_num_threads(1)
-        plan, model, federation = ray.get(list(shared))
-        self.plan, self.worker = plan, Worker(plan, model, federation)
+        self.worker = Worker(*ray.get(list(shared)))
 
     def train(
         self,
@@ -112,11 +112,10 @@ class RemoteWorker:
     ) -> tuple[list[Piece], list[list[dict[str, Tensor]]]]:
         """The sums over a stretch of the cohort's chunks, of which the first is number `start`."""
         total, new_states = PairwiseSum(), []
-        with no_unexpected_draws(self.plan):
-            for number, (members, own) in enumerate(zip(chunks, states, strict=True), start):
-                sums, changed = self.worker.train(members, broadcast, own, round_number)
-                total.add(Piece(number, 1, sums))
-                new_states.append(changed)
+        for number, (members, own) in enumerate(zip(chunks, states, strict=True), start):
+            sums, changed = self.worker.train(members, broadcast, own, round_number)
+            total.add(Piece(number, 1, sums))
+            new_states.append(changed)
         return total.pieces, new_states
 
     def process(self) -> int:
@@ -132,10 +131,6 @@ class Stretch(NamedTuple):
     """The reference to it in Ray's object store."""
     states: Sequence[Sequence[State]]
     round: int
-
-    @property
-    def clients(self) -> list[int]:
-        return [client for members in self.chunks for client in members]
 
 
 Trained = tuple[Stretch, list[Piece], list[list[dict[str, Tensor]]]]
@@ -182,17 +177,18 @@ class RemoteWorkers:
                 yield number, error.cause if isinstance(error.cause, FlatfedError) else error
             except RayError as error:
                 self._losses[number] += 1
-                if self._losses[number] == ATTEMPTS:
-                    yield (
-                        number,
-                        FlatfedError(
-                            f"round {stretch.round + 1}: {ATTEMPTS} workers were lost with clients "
-                            f"{stretch.clients} ({first_line(error)}); perhaps they need more memory"
-                        ),
-                    )
+                if self._losses[number] < ATTEMPTS:
+                    self._queued.append((number, stretch))
+                    self.start_worker()
                     continue
-                self._queued.append((number, stretch))
-                self.start_worker()
+                clients = list(itertools.chain(*stretch.chunks))
+                yield (
+                    number,
+                    FlatfedError(
+                        f"round {stretch.round + 1}: {ATTEMPTS} workers were lost with clients {clients} "
+                        f"({first_line(error)}); perhaps they need more memory"
+                    ),
+                )
             else:
                 self._idle.append(worker)
                 yield number, (stretch, *trained)
@@ -312,10 +308,12 @@ class RayEngine:
         return self._threads.evaluate(snapshot, samples)
 
     def close(self) -> None:
-        self._remote.close()
-        if self._connected:
-            ray.shutdown()
-        self._threads.close()
+        try:
+            self._remote.close()
+            if self._connected:
+                ray.shutdown()
+        finally:
+            self._threads.close()
 
 
 def _connect(address: str | None) -> bool:

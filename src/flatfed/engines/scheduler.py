@@ -1,36 +1,31 @@
 """Handing out jobs to several workers and taking the results in order: the same way for every engine."""
 
 from collections.abc import Iterable, Iterator
-from typing import Protocol, TypeVar
-
-Job = TypeVar("Job")
-Job_contra = TypeVar("Job_contra", contravariant=True)
-Result = TypeVar("Result")
-Result_co = TypeVar("Result_co", covariant=True)
+from typing import Any, Protocol
 
 
-class Workers(Protocol[Job_contra, Result_co]):
-    """Threads, processes or machines that carry out numbered jobs."""
+class Workers(Protocol):
+    """Processes or machines that carry out numbered jobs."""
 
     @property
     def idle(self) -> int:
         """How many more jobs can be started now."""
         ...
 
-    def start(self, number: int, job: Job_contra) -> None: ...
+    def start(self, number: int, job: Any) -> None: ...
 
-    def finished(self) -> Iterable[tuple[int, Result_co | Exception]]:
+    def finished(self) -> Iterable[tuple[int, Any]]:
         """Waits until something happens; the jobs that have ended since, with their results or errors."""
         ...
 
 
-def in_order(workers: Workers[Job, Result], jobs: Iterable[Job], ahead: int) -> Iterator[Result]:
+def in_order(workers: Workers, jobs: Iterable[Any], ahead: int) -> Iterator[Any]:
     """Results in the order of the jobs, of which at most `ahead` are under way or waiting for their turn.
 
     After an error no more jobs are started, and the error is raised in its job's turn: whichever worker was
     faster, it is always the first one in order.
     """
-    results: dict[int, Result | Exception] = {}
+    results: dict[int, Any] = {}
     remaining = enumerate(jobs)
     following = next(remaining, None)
     upcoming = running = 0

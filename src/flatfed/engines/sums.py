@@ -80,19 +80,9 @@ class CohortSums:
         displacement = mean.displacement
         if displacement is None and algorithm.sums_displacements:
             displacement = mean.uploads["displacement"]
-        return Aggregate(
-            clients=self.clients,
-            weight=self.weight,
-            uploads={**mean.uploads, **uploads},
-            buffers={**mean.buffers, **buffers},
-            displacement=displacement,
-            squared_displacement=mean.squared_displacement,
-            drift=mean.drift,
-            loss=mean.loss,
-            total_rate=mean.total_rate,
-            gradient_evaluations=self.gradient_evaluations,
-            bytes_up=self.bytes_up,
-        )
+        reduced = {"uploads": {**mean.uploads, **uploads}, "buffers": {**mean.buffers, **buffers}}
+        values = {item.name: getattr(mean, item.name) for item in fields(Aggregate)}
+        return Aggregate(**values | reduced | {"displacement": displacement})
 
 
 class Piece(NamedTuple):
@@ -147,26 +137,22 @@ class _StoredRows:
     def __init__(self, like: Tensor, in_memory: bool, folder: Path | None) -> None:
         self.dtype, self.length, self.device = like.dtype, like.shape[1], like.device
         self.weights = torch.empty(0)
-        self._row_bytes = self.length * like.element_size()
-        self._memory = GrowingMemory(in_memory, folder)
+        self.memory = GrowingMemory(in_memory, folder)
 
     def write(self, start: int, rows: Tensor) -> None:
-        self._view(start, len(rows), 0, self.length).copy_(rows)
+        self._view(start, len(rows) * self.length).view(rows.shape).copy_(rows)
 
     def blocks(self) -> Iterator[Tensor]:
         clients = len(self.weights)
         width = max(1, BLOCK_BYTES // max(1, clients * self.dtype.itemsize))
         for start in range(0, self.length, width):
             count = min(width, self.length - start)
-            block = torch.stack([self._view(row, 1, start, count)[0] for row in range(clients)])
+            block = torch.stack([self._view(row, count, start) for row in range(clients)])
             yield block.to(self.device)
 
-    def _view(self, row: int, rows: int, start: int, count: int) -> Tensor:
-        first = row * self._row_bytes + start * self.dtype.itemsize
-        return self._memory.view(first, self.dtype, rows * count).view(rows, count)
-
-    def close(self) -> None:
-        self._memory.close()
+    def _view(self, row: int, count: int, start: int = 0) -> Tensor:
+        """So many numbers from one of a row on."""
+        return self.memory.view((row * self.length + start) * self.dtype.itemsize, self.dtype, count)
 
 
 class CohortCollector:
@@ -195,14 +181,9 @@ class CohortCollector:
     def _keep(self, rows: dict[str, Tensor]) -> None:
         start = sum(len(weights) for weights in self._weights)
         if not self._stored:
-            values = [value for key, value in rows.items() if key != WEIGHTS]
-            size = sum(self._clients * value[0].nbytes for value in values)
-            in_memory = size <= self._memory_bytes
-            self._stored = {
-                key: _StoredRows(value, in_memory, self._folder)
-                for key, value in rows.items()
-                if key != WEIGHTS
-            }
+            kept = {key: value for key, value in rows.items() if key != WEIGHTS}
+            in_memory = sum(self._clients * value[0].nbytes for value in kept.values()) <= self._memory_bytes
+            self._stored = {key: _StoredRows(value, in_memory, self._folder) for key, value in kept.items()}
         for key, stored in self._stored.items():
             stored.write(start, rows[key])
         self._weights.append(rows[WEIGHTS].clone())
@@ -212,11 +193,12 @@ class CohortCollector:
         uploads, changes = {}, {}
         for key, stored in self._stored.items():
             stored.weights = torch.cat(self._weights).to(stored.device, stored.dtype)
-            combined = self.algorithm.aggregate.combine(stored)
+            # A buffer may be empty.
+            combined = self.algorithm.aggregate.combine(stored) if stored.length else stored.weights[:0]
+            stored.memory.close()
             if key.startswith(UPLOAD):
                 uploads[key.removeprefix(UPLOAD)] = combined
             else:
                 name = key.removeprefix(BUFFER)
                 changes[name] = combined.view(buffers[name].shape)
-            stored.close()
         return self._sum.total().mean(self.algorithm, uploads, changes)

@@ -3,6 +3,7 @@
 import concurrent.futures
 import os
 import queue
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -11,10 +12,11 @@ from typing import Generic, TypeVar
 import torch
 
 from flatfed.data.federation import Samples
-from flatfed.engines.scheduler import Job, Result, in_order
 from flatfed.engines.worker import Evaluator, Snapshot
 
 EVALUATION_BATCH = 512
+Job = TypeVar("Job")
+Result = TypeVar("Result")
 WorkerKind = TypeVar("WorkerKind", bound=Evaluator)
 
 
@@ -31,33 +33,6 @@ def single_threaded() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-class _Futures(Generic[Job, Result]):
-    """Jobs under way in a pool of threads."""
-
-    idle = 1  # the pool queues what its threads cannot take at once
-
-    def __init__(self, pool: ThreadPoolExecutor, work: Callable[[Job], Result]) -> None:
-        self._pool, self._work = pool, work
-        self._running: dict[Future[Result], int] = {}
-
-    def start(self, number: int, job: Job) -> None:
-        self._running[self._pool.submit(self._work, job)] = number
-
-    def finished(self) -> Iterator[tuple[int, Result | Exception]]:
-        done, _ = concurrent.futures.wait(self._running, return_when=concurrent.futures.FIRST_COMPLETED)
-        for future in done:
-            error = future.exception()
-            if error is not None and not isinstance(error, Exception):
-                raise error
-            yield self._running.pop(future), future.result() if error is None else error
-
-    def abandon(self) -> None:
-        """Returns when no thread works any more."""
-        for future in self._running:
-            future.cancel()
-        concurrent.futures.wait(self._running)
 
 
 class WorkerThreads(Generic[WorkerKind]):
@@ -89,12 +64,19 @@ class WorkerThreads(Generic[WorkerKind]):
             self._idle.put(worker)
 
     def in_order(self, work: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[Result]:
-        """The results of jobs in their order."""
-        futures = _Futures(self._pool, work)
+        """The results of jobs in their order; when it is left, no thread works any more."""
+        under_way: deque[Future[Result]] = deque()
         try:
-            yield from in_order(futures, jobs, 2 * self.count)
+            for job in jobs:
+                if len(under_way) == 2 * self.count:
+                    yield under_way.popleft().result()
+                under_way.append(self._pool.submit(work, job))
+            while under_way:
+                yield under_way.popleft().result()
         finally:
-            futures.abandon()
+            for future in under_way:
+                future.cancel()
+            concurrent.futures.wait(under_way)
 
     def evaluate(self, snapshot: Snapshot, samples: Samples) -> dict[str, float]:
         """Mean loss and metrics of a model on some samples, in evaluation mode."""

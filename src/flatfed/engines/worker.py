@@ -4,17 +4,18 @@ A worker owns a private copy of the model. It trains one client in place, or a c
 [C, P], and returns weighted sums, which engines add up in a fixed order.
 """
 
+import functools
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from flatfed.core import random
 from flatfed.core.context import ClientContext
-from flatfed.core.errors import DivergedError, FlatfedError, first_line
+from flatfed.core.errors import DivergedError, FlatfedError, first_line, shown
 from flatfed.core.flat import BoundModel, all_finite, buffer_change, load_buffers
 from flatfed.core.rounds import Broadcast, ClientResult, client_round, encode_uploads, reduced_uploads
 from flatfed.core.sampling import batches
@@ -24,10 +25,12 @@ from flatfed.data.transform import Transform
 from flatfed.engines.oracles import UNEXPECTED_DRAWS, MatrixGradients, MatrixOracle, ModuleOracle
 from flatfed.engines.planning import Plan
 from flatfed.engines.sums import CohortSums, rows_of
+from flatfed.engines.trial import check_finite_inputs, check_some_targets, protect_inputs
 
 FULL_GRADIENT_SLICE = 512
 STAGED_BYTES = 8 * 2**20
 """Clients with more data than that are not copied for a round."""
+Result = TypeVar("Result")
 
 
 class TrainedClient(NamedTuple):
@@ -49,28 +52,35 @@ class Snapshot(NamedTuple):
     buffers: State
 
 
-@contextmanager
-def _explained(members: Sequence[int], round_number: int) -> Iterator[None]:
-    """Whatever a user's model raises in training becomes one line that says where."""
+def _supervised(members: Sequence[int], round_number: int, work: Callable[[], Result]) -> Result:
+    """Whatever a user's model raises in training becomes one line that says where.
+
+    Work that touches torch's global random stream is refused: its result would depend on the order of work.
+    """
+    clients = f"client {members[0]}" if len(members) == 1 else f"one of clients {list(members)}"
+    before = torch.get_rng_state()
     try:
-        yield
+        result = work()
+        if torch.equal(before, torch.get_rng_state()):
+            return result
+        # Perhaps it was another thread of the program. Once more, with an eye on this one alone.
+        with random.RouteRandomness(torch.Generator()) as watch:
+            result = work()
     except FlatfedError:
         raise
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        clients = f"client {members[0]}" if len(members) == 1 else f"one of clients {list(members)}"
+    except Exception as error:
+        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+            raise FlatfedError(
+                f"round {round_number + 1}: memory ran out with the data of {clients} "
+                f"({first_line(error)}); use fewer workers or a smaller batch_size"
+            ) from error
         raise FlatfedError(
             f"round {round_number + 1}: the model cannot be trained on the data of {clients}: "
             f"{first_line(error)}"
         ) from error
-
-
-@contextmanager
-def no_unexpected_draws(plan: Plan) -> Iterator[None]:
-    """Refuses a training that touched torch's global random stream though its model seemed not to draw."""
-    before = torch.get_rng_state()
-    yield
-    if not plan.draws_random_numbers and not torch.equal(before, torch.get_rng_state()):
+    if watch.rerouted:
         raise FlatfedError(UNEXPECTED_DRAWS)
+    return result
 
 
 class Evaluator:
@@ -79,18 +89,34 @@ class Evaluator:
     def __init__(self, plan: Plan, model: nn.Module, transform: Transform) -> None:
         self.plan, self.transform = plan, transform
         self.bound = BoundModel(model, plan.layout, plan.device)
+        if plan.edits_inputs:
+            protect_inputs(self.bound.module)
 
     def evaluate(self, snapshot: Snapshot, samples: Samples) -> Tensor:
         """The mean loss and the metrics of a model on stored samples, in evaluation mode."""
-        inputs, targets = (tensor.to(self.plan.device) for tensor in samples)
+        # Copies: the model, the transform or a metric may edit them in place.
+        inputs, targets = (tensor.to(self.plan.device, copy=True) for tensor in samples)
         self.bound.bind(snapshot.model)
         load_buffers(self.bound.module, snapshot.buffers)
         self.bound.module.eval()
-        with torch.no_grad(), random.routed(self.plan.evaluation_generator()):
-            outputs = self.bound.module(self.transform.evaluate(inputs))
-            functions = (self.plan.loss, *self.plan.metrics.values())
-            values = [torch.as_tensor(function(outputs, targets)) for function in functions]
-            return torch.stack([value.double().cpu().reshape(()) for value in values])
+        numbers, what = [], "model"
+        try:
+            with torch.no_grad(), random.routed(self.plan.evaluation_generator()):
+                outputs = self.bound.module(self.transform.evaluate(inputs))
+                for what, function in {"loss": self.plan.loss, **self.plan.metrics}.items():
+                    value = function(outputs, targets)
+                    number = torch.as_tensor(value)
+                    if number.numel() != 1:
+                        raise FlatfedError(f"{what}: it must return one number, not {shown(value)}")
+                    numbers.append(number.double().cpu().reshape(()))
+        except FlatfedError:
+            raise
+        except Exception as error:
+            # Whatever a user's functions raise, say which; the cause stays attached.
+            raise FlatfedError(
+                f"{what}: it cannot be evaluated on {len(inputs)} samples ({first_line(error)})"
+            ) from error
+        return torch.stack(numbers)
 
 
 class Worker(Evaluator):
@@ -106,17 +132,16 @@ class Worker(Evaluator):
     ) -> tuple[CohortSums, list[dict[str, Tensor]]]:
         """The sums of a chunk's rounds and its clients' new vectors; the client path takes one at a time."""
         if self.plan.path == "matrix":
-            with _explained(members, round_number):
-                load_buffers(self.bound.module, broadcast.buffers)
-                self.bound.module.train()
-                return self._train_matrix(members, broadcast.vectors, states, round_number)
+            return _supervised(
+                members, round_number, lambda: self._train_matrix(members, broadcast, states, round_number)
+            )
         (client,), (state,) = members, states
         trained = self.train_client(client, broadcast, state, round_number)
         rows = {key: value[None] for key, value in trained.result.upload.items()}
         received, (memory,), bytes_up = self._encoded(rows, [state], round_number, [client])
         weight = self.plan.weight(trained.samples)
         sums = CohortSums(
-            displacement=self._displacement(trained.result),
+            displacement=None if self.plan.algorithm.sums_displacements else trained.result.displacement,
             total_rate=trained.total_rate,
             loss=trained.loss,
             gradient_evaluations=trained.gradient_evaluations,
@@ -137,8 +162,9 @@ class Worker(Evaluator):
         self, client: int, broadcast: Broadcast, state: State, round_number: int
     ) -> TrainedClient:
         """One client's round, in place."""
-        with _explained([client], round_number):
-            return self._train_client(client, broadcast, state, round_number)
+        return _supervised(
+            [client], round_number, lambda: self._train_client(client, broadcast, state, round_number)
+        )
 
     def _context(
         self,
@@ -149,14 +175,6 @@ class Worker(Evaluator):
         full_gradient: Callable[[], Tensor],
         point: Tensor,
     ) -> ClientContext:
-        kept: list[Tensor] = []
-
-        def once() -> Tensor:
-            # Parts that want the full gradient share one pass.
-            if not kept:
-                kept.append(full_gradient())
-            return kept[0]
-
         return ClientContext(
             round=round_number,
             received=received,
@@ -164,7 +182,8 @@ class Worker(Evaluator):
             rates=self.plan.algorithm.schedule.rates(self.plan.training.rate(round_number), steps),
             layout=self.plan.layout,
             input_shape=self.plan.dimensions.input_shape,
-            full_gradient=once,
+            # Parts that want the full gradient share one pass.
+            full_gradient=functools.cache(full_gradient),
             displacement=torch.zeros_like(point),
         )
 
@@ -207,41 +226,45 @@ class Worker(Evaluator):
         point = model.clone()
         context = self._context(received, state, len(positions), round_number, full_gradient, point)
         result = client_round(plan.algorithm, context, oracles(), plan.training, point)
+        loss = float(torch.stack(losses).mean())
+        if not math.isfinite(loss):
+            self._check_batches([client], round_number)
         return TrainedClient(
             result=result,
             buffers=buffer_change(buffers, bound.buffers),
             samples=len(data),
             total_rate=context.total_rate,
-            loss=float(torch.stack(losses).mean()),
+            loss=loss,
             gradient_evaluations=evaluations,
         )
 
     def _train_matrix(
-        self, members: Sequence[int], received: State, states: Sequence[State], round_number: int
+        self, members: Sequence[int], broadcast: Broadcast, states: Sequence[State], round_number: int
     ) -> tuple[CohortSums, list[dict[str, Tensor]]]:
+        received, buffers = broadcast
         plan, model = self.plan, received["model"]
+        load_buffers(self.bound.module, buffers)
+        self.bound.module.train()
         data = [self.federation.client(client) for client in members]
+        sizes = map(len, data)
         positions = [
-            batches(plan.training, len(own), round_number, client)
-            for own, client in zip(data, members, strict=True)
+            batches(plan.training, size, round_number, client)
+            for size, client in zip(sizes, members, strict=True)
         ]
-        steps = len(positions[0])
         losses: list[Tensor] = []
         evaluations = 0
 
         def oracles() -> Iterator[MatrixOracle]:
             nonlocal evaluations
-            for step, (inputs, targets) in enumerate(self._stacked(data, positions)):
+            for step, (stored, targets) in enumerate(self._stacked(data, positions)):
                 if self.transform.draws:
-                    seen = torch.stack(
-                        [
-                            self._augmented(own, round_number, client, step)
-                            for own, client in zip(inputs, members, strict=True)
-                        ]
+                    pairs = zip(stored, members, strict=True)
+                    inputs = torch.stack(
+                        [self._augmented(own, round_number, client, step) for own, client in pairs]
                     )
                 else:
-                    seen = self._evaluated(inputs)
-                current = MatrixOracle(self.matrix, seen, targets)
+                    inputs = self._evaluated(stored)
+                current = MatrixOracle(self.matrix, inputs, targets)
                 yield current
                 losses.append(current.loss)
                 evaluations += current.evaluations
@@ -258,7 +281,7 @@ class Worker(Evaluator):
         context = self._context(
             received,
             stacked_state,
-            steps,
+            len(positions[0]),
             round_number,
             # Neighbours together where they have the same number of samples.
             lambda: torch.cat([full_gradient_of(list(same)) for _, same in itertools.groupby(data, len)]),
@@ -273,14 +296,17 @@ class Worker(Evaluator):
         def summed(rows: Tensor) -> Tensor:
             return (weights[:, None] * rows if by_samples else rows).sum(0)
 
-        displacement, streams = self._displacement(result), plan.algorithm.aggregate.streams
+        streams = plan.algorithm.aggregate.streams
+        loss = float((weights * torch.stack(losses).mean(0)).sum())  # of [K, C]
+        if not math.isfinite(loss):
+            self._check_batches(members, round_number)
         sums = CohortSums(
             weight=float(weights.sum()),
             clients=len(members),
             uploads={key: summed(rows) for key, rows in uploads.items()} if streams else {},
-            displacement=None if displacement is None else summed(displacement),
+            displacement=None if plan.algorithm.sums_displacements else summed(result.displacement),
             total_rate=float(weights.sum()) * context.total_rate,
-            loss=float((weights * torch.stack(losses).mean(0)).sum()),  # of [K, C]
+            loss=loss,
             gradient_evaluations=evaluations * len(members)
             + sum(self._full_passes(len(own)) for own in data),
             bytes_up=bytes_up,
@@ -316,6 +342,15 @@ class Worker(Evaluator):
         size = sum(len(payload) for sent in encoded for payload in sent.payloads.values())
         return decoded, [sent.memory for sent in encoded], size
 
+    def _check_batches(self, members: Sequence[int], round_number: int) -> None:
+        """Refuses batches whose loss no learning rate would make finite."""
+        for client in members:
+            data = self.federation.client(client)
+            for positions in batches(self.plan.training, len(data), round_number, client):
+                inputs, targets = data.batch(positions.to(data.inputs.device))
+                check_some_targets(self.plan.loss, targets, f"client {client}")
+                check_finite_inputs(self.transform.evaluate(inputs), f"client {client}")
+
     def _staged(self, data: ClientData, wanted: int) -> tuple[ClientData, bool]:
         """A client's samples in one block if its steps want each of them, and whether as the model sees them.
 
@@ -350,10 +385,6 @@ class Worker(Evaluator):
             return transform.evaluate(inputs)
         generator = random.torch_generator(self.plan.training.seed, "augment", round_number, client, step)
         return transform.train(inputs, generator)
-
-    def _displacement(self, result: ClientResult) -> Tensor | None:
-        """That of the local models, where the sum of the uploads will not be it."""
-        return None if self.plan.algorithm.sums_displacements else result.displacement
 
     def _full_passes(self, samples: int) -> int:
         """Minibatch gradients that a client's passes over all of its data count as."""

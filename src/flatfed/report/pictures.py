@@ -10,7 +10,7 @@ from torch import Tensor
 from flatfed.core.algorithm import short_names
 from flatfed.core.state import State
 from flatfed.parts.synthetic import samples_of
-from flatfed.runs.folder import write_atomically
+from flatfed.runs.files import write_atomically
 from flatfed.training.loop import Progress
 
 ENLARGED = 3

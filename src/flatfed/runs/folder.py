@@ -9,176 +9,50 @@
     stopped.json       why a run was ended before its last round
     clients.json       the final model's loss and metrics on each client's data, and their spread
     synthetic.png      the synthetic samples, where an algorithm makes some that are images
-    model.safetensors  the final model; it is written last, so a folder that has it is complete
+    model.safetensors  the final model; that of an earlier, shorter run stays until the next one is ready
 
-Files are written beside their place, fsynced and renamed, and the manifest comes last: at any moment it
-names a complete checkpoint. Client state is a log: a checkpoint adds the rows that changed since the last
-one, and the log is rewritten when more than half of it is out of date. Nothing is ever unpickled.
+Files are written beside their place, fsynced and renamed. The manifest has the checksums of all the others
+(config, identity, history up to its round, tensors, final model and the clients' results) and its own; what
+does not fit is refused by name. A folder that has files but no run in it is refused before anything is
+written, and only files that a run has written are ever removed or replaced.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import platform
-import subprocess
-import sys
-import threading
-import time
+import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from importlib import metadata
+from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import Any
 
-import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
-from torch import Tensor, nn
+from torch import nn
 
-from flatfed.core.errors import FlatfedError, one_line
+from flatfed.core.errors import FlatfedError
 from flatfed.engines.client_store import ClientStore
-from flatfed.runs.identity import Identity
+from flatfed.runs.checkpoint import Checkpoint, Checkpoints, FinalFiles, Manifest
+from flatfed.runs.environment import environment
+from flatfed.runs.files import (
+    RunFolderError,
+    json_bytes,
+    module_bytes,
+    read_bytes,
+    read_json,
+    read_sealed,
+    sha256,
+    write_atomically,
+    write_json,
+    write_sealed,
+)
+from flatfed.runs.history import HistoryFile, parsed
+from flatfed.runs.identity import Identity, digest_of
+from flatfed.runs.lock import Lock
 from flatfed.training.evaluation import ClientSpread, client_spreads
 from flatfed.training.loop import History, TrainingState
 
-try:
-    import fcntl
-except ImportError:  # Windows has no such locks
-    fcntl = None  # type: ignore[assignment]
-
-FORMAT = 2
-LOCK = ".lock"
-LOCK_PATIENCE = 2.0
-"""Seconds."""
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Either the whole content is at `path`, safely on disk, or what was there before."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name == "nt":  # Windows cannot open folders
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def write_json(path: Path, content: Any) -> None:
-    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
-
-
-def read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise FlatfedError(f"{path}: cannot be read as JSON ({error}); is this a run folder?") from None
-
-
-def versions() -> dict[str, str]:
-    names = ("flatfed", "torch", "numpy", "pydantic", "safetensors", "scikit-learn")
-    return {"python": platform.python_version(), **{name: metadata.version(name) for name in names}}
-
-
-def source_commit() -> str | None:
-    """The commit of the flatfed source tree that is running, if it is one."""
-    folder = Path(__file__).parent
-    try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    tracked = subprocess.run(
-        ["git", "ls-files", "--error-unmatch", Path(__file__).name],
-        cwd=folder,
-        capture_output=True,
-        timeout=10,
-        check=False,
-    )
-    return done.stdout.strip() if tracked.returncode == 0 else None
-
-
-def environment(engine: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "versions": versions(),
-        "commit": source_commit(),
-        "platform": platform.platform(),
-        "processor": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "engine": dict(engine),
-        "command": sys.argv,
-    }
-
-
-class StoredFile(BaseModel):
-    """A safetensors file of a checkpoint and the digest of its content."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    name: str
-    sha256: str
-    rows: int = 0
-    """Clients in the file, for files of client state."""
-
-
-class Manifest(BaseModel):
-    """What a checkpoint consists of."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    format: int
-    round: Annotated[int, Field(strict=True, ge=0)]
-    identity: str
-    """The digest of the run's identity."""
-    server: StoredFile
-    clients: tuple[StoredFile, ...] = ()
-
-    @classmethod
-    def read(cls, path: Path) -> Manifest:
-        content = read_json(path)
-        written = content.get("format") if isinstance(content, dict) else None
-        if written != FORMAT:
-            raise FlatfedError(
-                f"{path}: its format is {written!r}, this version reads {FORMAT}; choose another folder or "
-                "remove it"
-            )
-        try:
-            return cls(**content)
-        except ValidationError as error:
-            raise FlatfedError(f"{path}: damaged ({one_line(error)})") from None
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A run's state after `round` rounds."""
-
-    round: int
-    identity: str
-    server: dict[str, Tensor]
-    buffers: dict[str, Tensor]
+CHANGED = "damaged or edited, its checksum is not the one in the manifest"
+_HALF_WRITTEN = re.compile(r"\.[a-z]+\.(json|jsonl|safetensors|png)\.\d+\.\d+")
 
 
 class RunFolder:
@@ -186,232 +60,207 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.checkpoints = path / "checkpoint"
-        self.manifest_path = self.checkpoints / "manifest.json"
+        self.checkpoints = Checkpoints(path / "checkpoint")
+        self.lock = Lock(path / "checkpoint" / ".lock")
+        self.history = HistoryFile(path / "history.jsonl")
+        self.config_path = path / "config.json"
         self.identity_path = path / "identity.json"
-        self.history_path = path / "history.jsonl"
+        self.environment_path = path / "environment.json"
         self.clients_path = path / "clients.json"
         self.model_path = path / "model.safetensors"
         self.divergence_path = path / "diverged.json"
-        self.identity = Identity({})
         self.stop_path = path / "stopped.json"
-        self._locked: IO[str] | None = None
-        self._manifest = Manifest(format=FORMAT, round=0, identity="", server=StoredFile(name="", sha256=""))
+        self.identity = Identity({})
 
     @classmethod
     def existing(cls, path: Path) -> RunFolder:
         if not path.is_dir():
-            raise FlatfedError(f"{path}: no such run folder")
-        if not (path / "config.json").is_file():
-            raise FlatfedError(f"{path}: not a run folder, it has no config.json")
+            raise RunFolderError(f"{path}: no such run folder")
+        if not os.path.lexists(path / "config.json"):
+            raise RunFolderError(f"{path}: not a run folder, it has no config.json")
         return cls(path)
 
+    # -- what is there ------------------------------------------------------------------------------------
+
+    def check_usable(self) -> None:
+        """Refuses a folder that has files but no run in it, before anything is written."""
+        if "\0" in str(self.path):
+            raise RunFolderError(f"folder = {str(self.path)!r}: a null character; choose another name")
+        checkpoints = self.checkpoints.path
+        for folder in (self.path, checkpoints):
+            if os.path.lexists(folder) and not folder.is_dir():
+                raise RunFolderError(f"{folder}: not a folder; choose another name")
+        if os.path.lexists(self.config_path):
+            for path in self._files:
+                if os.path.lexists(path) and not path.is_file():
+                    raise RunFolderError(f"{path}: not a regular file; restore it or choose another folder")
+            config = read_json(self.config_path)
+            if not isinstance(config, dict) or not {"algorithm", "training"} <= config.keys():
+                raise RunFolderError(f"{self.config_path}: not the config of a run; choose another folder")
+            return
+        for path in [*_entries(self.path), *_entries(checkpoints)]:
+            # What a run leaves that was killed before it had written its config.
+            remains = path == self.lock.path and path.is_file() and path.stat().st_size == 0
+            if not remains and path != checkpoints and not _HALF_WRITTEN.fullmatch(path.name):
+                raise RunFolderError(
+                    f"{self.path}: not empty and not a run folder (it has {path.name!r} and no config.json); "
+                    "choose another folder"
+                )
+
+    def verify(self) -> Manifest | None:
+        """The manifest, if config, identity and history are those that it was written with."""
+        manifest = self.checkpoints.read()
+        if manifest is None:
+            begun = self.history.path.exists() and self.history.path.stat().st_size > 0
+            for path, exists in ((self.history.path, begun), (self.model_path, self.model_path.exists())):
+                if exists:
+                    raise RunFolderError(
+                        f"{self.checkpoints.manifest_path}: missing, though there is {path.name}; restore it "
+                        "or choose another folder"
+                    )
+            return None
+        if sha256(read_bytes(self.config_path)) not in manifest.config:
+            raise RunFolderError(
+                f"{self.config_path}: {CHANGED}; restore it (more rounds are asked for by --rounds)"
+            )
+        if digest_of(read_json(self.identity_path)) != manifest.identity:
+            raise RunFolderError(f"{self.identity_path}: {CHANGED}; restore it")
+        self.history.checked(manifest.history)
+        self._check_model(manifest)
+        return manifest
+
+    def _check_model(self, manifest: Manifest) -> list[str]:
+        """The digest of the final model, if there is one; it must be one of this run's."""
+        path = self.model_path
+        digests = [sha256(read_bytes(path))] if os.path.lexists(path) else []
+        if not set(digests) <= set(manifest.models):
+            raise RunFolderError(
+                f"{path}: damaged, or not of this run; restore it, or move it away to have it written again"
+            )
+        return digests
+
+    def finished_rounds(self) -> int | None:
+        """How many rounds a complete run had, or None if it is not complete."""
+        manifest = self.verify()
+        final = manifest.final if manifest else None
+        if manifest is None or final is None or final.round != manifest.round:
+            return None
+        if not self.model_path.exists() or not self.clients_path.exists():
+            return None
+        for path, digest in ((self.model_path, final.model), (self.clients_path, final.clients)):
+            if sha256(read_bytes(path)) != digest:
+                raise RunFolderError(
+                    f"{path}: {CHANGED}; restore it, or move it away to have it written again"
+                )
+        return manifest.round
+
+    def read_config(self) -> Any:
+        """What was asked for, as it was written."""
+        self.check_usable()
+        self.verify()
+        return read_json(self.config_path)
+
+    def check_config(self, config: Mapping[str, Any]) -> None:
+        """Refuses a folder in which something else was asked for."""
+        if not self.config_path.exists():
+            return
+        different = first_difference(read_json(self.config_path), json.loads(json.dumps(config)))
+        if different:
+            raise RunFolderError(
+                f"{self.path}: it holds another run ({different}); choose another folder or remove it"
+            )
+
+    # -- a run of this process ----------------------------------------------------------------------------
+
     def open(self, config: Mapping[str, Any], identity: Identity) -> None:
-        """Takes the folder for this process; a run that is there must be the same one."""
-        self.checkpoints.mkdir(parents=True, exist_ok=True)
-        self._lock()
-        begun = self.manifest_path.exists()
-        if begun:
-            Manifest.read(self.manifest_path)  # Of an older version, all else may look strange.
+        """Takes the folder for this process; a run that is there must be the same one, and whole."""
+        self.check_usable()
+        self.checkpoints.path.mkdir(parents=True, exist_ok=True)
+        self.lock.acquire(self.path)
+        self.finished_rounds()
         self.check_config(config)
         self.identity = identity
         if self.identity_path.exists():
             stored = read_json(self.identity_path)
             if not isinstance(stored, dict):
-                raise FlatfedError(f"{self.identity_path}: damaged; restore it or choose another folder")
+                raise RunFolderError(f"{self.identity_path}: damaged; restore it or choose another folder")
             different = identity.difference(stored)
             if different:
-                raise FlatfedError(
+                raise RunFolderError(
                     f"{self.path}: it holds another run (the {different} of it is not the same); choose "
                     "another folder or remove it"
                 )
-        if begun and identity.uncovered:
-            raise FlatfedError(
+        manifest = self.checkpoints.manifest
+        if manifest is not None and manifest.server is not None and identity.uncovered:
+            raise RunFolderError(
                 f"{self.path}: it cannot be continued safely, because nothing tells whether this is the same "
                 f"run ({identity.uncovered[0]}); choose another folder and give the task a name and version"
             )
 
-    def check_config(self, config: Mapping[str, Any]) -> None:
-        """Refuses a folder in which something else was asked for."""
-        path = self.path / "config.json"
-        if not path.exists():
-            return
-        different = first_difference(read_json(path), json.loads(json.dumps(config)))
-        if different:
-            raise FlatfedError(
-                f"{self.path}: it holds another run ({different}); choose another folder or remove it"
-            )
-
-    def begin(self, config: Mapping[str, Any], engine: Mapping[str, Any], history: History) -> None:
+    def begin(self, config: Mapping[str, Any], engine: Mapping[str, Any]) -> None:
         """Writes what is asked for, once everything is known to be in order."""
-        write_json(self.path / "config.json", config)
+        content, manifest = json_bytes(config), self.checkpoints.manifest
+        if manifest is not None and manifest.config != (sha256(content),):
+            # Whenever this is killed, config.json is one of the two.
+            digests = sha256(read_bytes(self.config_path)), sha256(content)
+            self.checkpoints.write(manifest.model_copy(update={"config": digests}))
+        write_atomically(self.config_path, content)
         write_json(self.identity_path, dict(self.identity.components))
-        write_json(self.path / "environment.json", environment(engine))
-        # While the run goes on there is no final model, not even that of an earlier, shorter run.
-        self.model_path.unlink(missing_ok=True)
-        self.divergence_path.unlink(missing_ok=True)
-        self.stop_path.unlink(missing_ok=True)
-        lines = "".join(json.dumps(record) + "\n" for record in history)
-        write_atomically(self.history_path, lines.encode())
-
-    def _lock(self) -> None:
-        """One process at a time; the system takes the lock back when it and its workers have ended."""
-        if fcntl is None:
-            return
-        self._locked = (self.checkpoints / LOCK).open("w")
-        deadline = time.monotonic() + LOCK_PATIENCE
-        while True:
-            try:
-                fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                # The workers of a process that was killed end a moment after it.
-                if time.monotonic() > deadline:
-                    raise FlatfedError(
-                        f"{self.path}: another process is running it; wait or stop that one"
-                    ) from None
-                time.sleep(0.05)
-            else:
-                return
-
-    def is_running(self) -> bool:
-        """Whether a process has taken the folder."""
-        path = self.checkpoints / LOCK
-        if fcntl is None or not path.exists():
-            return False
-        with path.open() as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except OSError:
-                return True
-        return False
-
-    def close(self) -> None:
-        if self._locked is not None:
-            self._locked.close()
-            self._locked = None
-
-    # -- history ------------------------------------------------------------------------------------------
-
-    def read_history(self, rounds: int | None = None) -> History:
-        """The lines of finished rounds, without a last one that was cut off."""
-        if not self.history_path.exists():
-            return []
-        history: History = []
-        for line in self.history_path.read_text(errors="replace").splitlines():
-            try:
-                record = json.loads(line)
-            except ValueError:
-                break
-            # Rounds count from 1; a line that is not the next round ends what can be trusted.
-            number = record.get("round") if isinstance(record, dict) else None
-            if number != len(history) + 1 or (rounds is not None and number > rounds):
-                break
-            history.append(record)
-        return history
+        write_json(self.environment_path, environment(engine))
+        if manifest is None:
+            # From now on, tensors or a history without a manifest are damage.
+            manifest = Manifest(identity=self.identity.digest, config=(sha256(content),))
+            self.checkpoints.write(manifest)
+        self.history.restart(self.history.checked(manifest.history))
+        for path in (self.divergence_path, self.stop_path):
+            path.unlink(missing_ok=True)
+        for path in _entries(self.path):
+            if _HALF_WRITTEN.fullmatch(path.name) and path.is_file():
+                path.unlink()
 
     def append(self, record: Mapping[str, Any]) -> None:
-        with self.history_path.open("a") as file:
-            file.write(json.dumps(record) + "\n")
-
-    # -- checkpoints --------------------------------------------------------------------------------------
+        self.history.append(record)
 
     def kept(self, round_number: int) -> str:
         return f"the state after round {round_number} is kept in {self.path}"
 
     def save(self, state: TrainingState, clients: ClientStore) -> None:
-        if self.history_path.exists():
-            with self.history_path.open("rb") as file:
-                os.fsync(file.fileno())
-        tensors = {f"server/{name}": value for name, value in state.server.items()}
-        tensors |= {f"buffers/{name}": value for name, value in state.buffers.items()}
-        manifest = Manifest(
-            format=FORMAT,
-            round=state.round,
-            identity=self.identity.digest,
-            server=self._write_tensors(f"server-{state.round}", tensors),
-            clients=self._log_clients(state.round, clients),
-        )
-        write_json(self.manifest_path, manifest.model_dump())
-        self._manifest = manifest
-        clients.changed.clear()
-        files = {manifest.server.name, *(entry.name for entry in manifest.clients)}
-        for path in self.checkpoints.iterdir():
-            if path.name not in files | {self.manifest_path.name, LOCK}:
-                path.unlink()
+        self.checkpoints.save(state, clients, self.history.sync())
 
-    def _log_clients(self, round_number: int, store: ClientStore) -> tuple[StoredFile, ...]:
-        """The client files of the next checkpoint: those of the last one and the rows that changed."""
-        logged = self._manifest.clients
-        old_rows = sum(entry.rows for entry in logged)
-        everything = old_rows + len(store.changed) > 2 * len(store)
-        clients = store.clients() if everything else sorted(store.changed)
-        if not clients:
-            return logged
-        rows = [row for client in clients if (row := store.row(client)) is not None]
-        entry = self._write_tensors(
-            f"clients-{round_number}",
-            {"clients": torch.tensor(clients), "rows": torch.stack(rows)},
-            rows=len(clients),
-        )
-        return (entry,) if everything else (*logged, entry)
+    def finish(self, module: nn.Module, per_client: list[dict[str, float]]) -> None:
+        manifest = self.checkpoints.manifest
+        assert manifest is not None, "a run begins with a manifest"
+        model = module_bytes(module)
+        spreads = {name: asdict(spread) for name, spread in client_spreads(per_client).items()}
+        clients = json_bytes({"spread": spreads, "clients": per_client})
+        # Whenever this is killed, the model is one of the two.
+        models = (*self._check_model(manifest), sha256(model))
+        self.checkpoints.write(manifest.model_copy(update={"models": models}))
+        write_atomically(self.clients_path, clients)
+        write_atomically(self.model_path, model)
+        final = FinalFiles(round=manifest.round, model=sha256(model), clients=sha256(clients))
+        changes = {"config": manifest.config[-1:], "models": (final.model,), "final": final}
+        self.checkpoints.write(manifest.model_copy(update=changes))
 
-    def _write_tensors(self, stem: str, tensors: Mapping[str, Tensor], rows: int = 0) -> StoredFile:
-        content = save_tensors({key: value.cpu().contiguous() for key, value in tensors.items()})
-        digest = hashlib.sha256(content).hexdigest()
-        # A round may be saved more than once; what the manifest still names must not be overwritten.
-        name = f"{stem}-{digest[:8]}.safetensors"
-        write_atomically(self.checkpoints / name, content)
-        return StoredFile(name=name, sha256=digest, rows=rows)
+    # -- what happened ------------------------------------------------------------------------------------
 
-    def _read_tensors(self, entry: StoredFile) -> dict[str, Tensor]:
-        path = self.checkpoints / Path(entry.name).name
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise FlatfedError(f"{path}: missing from the checkpoint ({error.strerror})") from None
-        if hashlib.sha256(content).hexdigest() != entry.sha256:
-            raise FlatfedError(f"{path}: damaged, its checksum is not the one in the manifest")
-        try:
-            return load_tensors(content)
-        except SafetensorError as error:
-            raise FlatfedError(f"{path}: not a safetensors file ({error})") from None
+    def read_history(self) -> History:
+        """The lines of finished rounds, without a last one that was cut off."""
+        return self.history.read()
 
-    def load(self) -> Checkpoint | None:
-        """The last complete checkpoint without its client rows; None if there is none."""
-        if not self.manifest_path.exists():
-            return None
-        self._manifest = Manifest.read(self.manifest_path)
-        groups: dict[str, dict[str, Tensor]] = {"server": {}, "buffers": {}}
-        for name, value in self._read_tensors(self._manifest.server).items():
-            group, _, key = name.partition("/")
-            groups[group][key] = value
-        manifest = self._manifest
-        return Checkpoint(manifest.round, manifest.identity, groups["server"], groups["buffers"])
+    def checkpoint_history(self) -> History:
+        """The lines up to the last checkpoint."""
+        manifest = self.checkpoints.manifest
+        return [] if manifest is None else parsed(self.history.checked(manifest.history))
 
     def last_checkpoint(self) -> Checkpoint:
         """The last complete checkpoint, which there must be."""
-        checkpoint = self.load()
+        self.verify()
+        checkpoint = self.checkpoints.load()
         if checkpoint is None:
             advice = f"go on with flatfed resume {self.path}"
             raise FlatfedError(f"{self.path}: it has no checkpoint yet; {self.read_divergence() or advice}")
         return checkpoint
-
-    def load_clients(self, store: ClientStore) -> None:
-        """Puts the checkpoint's client rows into the store."""
-        for entry in self._manifest.clients:
-            logged = self._read_tensors(entry)
-            rows = logged["rows"]
-            if rows.dim() != 2 or rows.shape[1] != store.row_length or rows.dtype != store.dtype:
-                raise FlatfedError(f"{self.path}: its client state is of another model or algorithm")
-            for client, row in zip(logged["clients"].tolist(), rows, strict=True):
-                store.stage_row(client, row)
-            store.commit()
-        store.changed.clear()
-
-    def finish(self, module: nn.Module, per_client: list[dict[str, float]]) -> None:
-        spreads = {name: asdict(spread) for name, spread in client_spreads(per_client).items()}
-        write_json(self.clients_path, {"spread": spreads, "clients": per_client})
-        save_module(module, self.model_path)
 
     def read_clients(self) -> dict[str, ClientSpread]:
         """The spread of the final model's accuracy over the clients, on "train" and "test" data."""
@@ -419,44 +268,36 @@ class RunFolder:
         try:
             return {name: ClientSpread(**spread) for name, spread in content["spread"].items()}
         except (KeyError, TypeError, AttributeError):
-            raise FlatfedError(
+            raise RunFolderError(
                 f"{self.clients_path}: has no spread over clients; remove the folder and run it again"
             ) from None
 
     def note_divergence(self, error: str) -> None:
-        write_json(self.divergence_path, {"error": error})
+        write_sealed(self.divergence_path, {"error": error})
 
     def read_divergence(self) -> str | None:
         """What stopped a run that left the finite numbers, or None if nothing did."""
-        if not self.divergence_path.exists():
-            return None
-        content = read_json(self.divergence_path)
-        return str(content.get("error") if isinstance(content, dict) else content)
+        return str(read_sealed(self.divergence_path).get("error")) if self.divergence_path.exists() else None
 
     def note_stop(self, reason: str, round_number: int, accuracy: float) -> None:
         """Records that a run was ended early, and the round that decided it, which the history lacks."""
-        write_json(self.stop_path, {"reason": reason, "round": round_number, "test_accuracy": accuracy})
+        write_sealed(self.stop_path, {"reason": reason, "round": round_number, "test_accuracy": accuracy})
 
     def read_stop(self) -> dict[str, Any] | None:
         """What `note_stop` recorded, or None if the run was not ended early."""
-        if not self.stop_path.exists():
-            return None
-        content = read_json(self.stop_path)
-        if not isinstance(content, dict) or not content.keys() >= {"reason", "round", "test_accuracy"}:
-            raise FlatfedError(f"{self.stop_path}: damaged; remove it to continue the run")
-        return content
+        return read_sealed(self.stop_path) if self.stop_path.exists() else None
 
-    def finished_rounds(self) -> int | None:
-        """How many rounds a complete run had, or None if it is not complete."""
-        if not (self.model_path.exists() and self.manifest_path.exists()):
-            return None
-        return Manifest.read(self.manifest_path).round
+    @property
+    def _files(self) -> tuple[Path, ...]:
+        return (
+            *(self.config_path, self.identity_path, self.environment_path, self.history.path),
+            *(self.clients_path, self.model_path, self.divergence_path, self.stop_path),
+            *(self.checkpoints.manifest_path, self.lock.path),
+        )
 
 
-def save_module(module: nn.Module, path: Path) -> None:
-    """A module's parameters and buffers by name; tensors that are shared are written once for each name."""
-    tensors = {name: value.detach().cpu().clone() for name, value in module.state_dict().items()}
-    write_atomically(path, save_tensors({name: value.contiguous() for name, value in tensors.items()}))
+def _entries(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []
 
 
 def first_difference(before: Any, now: Any, name: str = "") -> str | None:

@@ -22,7 +22,8 @@ from flatfed.engines.engine import Engine
 from flatfed.engines.execution import Execution
 from flatfed.engines.planning import Metric
 from flatfed.engines.worker import Snapshot
-from flatfed.runs.folder import RunFolder, save_module
+from flatfed.runs.files import RunFolderError, module_bytes, write_atomically
+from flatfed.runs.folder import RunFolder
 from flatfed.runs.identity import Identity, run_identity
 from flatfed.training.checks import check_before_training, too_short
 from flatfed.training.config import Config
@@ -61,7 +62,7 @@ class Run:
         """Writes the global model's parameters and buffers as a safetensors file."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_module(self.model, path)
+        write_atomically(path, module_bytes(self.model))
         return path
 
 
@@ -85,13 +86,20 @@ def train(
     check_before_training(task, algorithm, training, callbacks)
     if (note := too_short(algorithm, training)) is not None:
         warnings.warn(note, FlatfedWarning, stacklevel=2)
+    if folder == "":
+        raise FlatfedError("folder = '': missing; give the run's folder a name")
     path = None if folder is None else Path(folder)
+    if path is not None:
+        RunFolder(path).check_usable()
     engine = start_engine(task, algorithm, training, execution, path)
 
     def on_clients(snapshot: Snapshot) -> list[dict[str, float]]:
         clients = range(len(task.federation)) if evaluate_on_clients else ()
         return evaluate_clients(engine.evaluate, task.federation, snapshot, clients)
 
+    if config is None:
+        settings = {"training": training.model_dump(), "execution": execution.model_dump()}
+        config = {"algorithm": algorithm.describe(), **settings}
     try:
         return run_engine(
             engine,
@@ -100,7 +108,7 @@ def train(
             callbacks,
             on_clients,
             path,
-            config or recorded_config(algorithm, training, execution),
+            config,
             None if path is None else run_identity(task, engine.plan),
             execution.checkpoint_every,
         )
@@ -127,15 +135,6 @@ def run_config(
     )
 
 
-def recorded_config(algorithm: Algorithm, training: Training, execution: Execution) -> dict[str, Any]:
-    """What is known of a run that has no config file."""
-    return {
-        "algorithm": algorithm.describe(),
-        "training": training.model_dump(),
-        "execution": execution.model_dump(),
-    }
-
-
 def run_engine(
     engine: Engine,
     model: nn.Module,
@@ -152,7 +151,6 @@ def run_engine(
     folder = None
     try:
         if path is not None and identity is not None:
-            path.mkdir(parents=True, exist_ok=True)
             folder = RunFolder(path)
             _open(folder, engine, state, config, identity)
         loop = TrainingLoop(engine, model, state, test, callbacks, folder, checkpoint_every)
@@ -170,7 +168,7 @@ def run_engine(
             folder.finish(final, per_client)
     finally:
         if folder is not None:
-            folder.close()
+            folder.lock.release()
     plan = engine.plan
     return Run(
         model=final,
@@ -193,7 +191,7 @@ def _open(
     """Takes the folder and goes on from its checkpoint; nothing is written before all is in order."""
     plan = engine.plan
     folder.open(config, identity)
-    checkpoint = folder.load()
+    checkpoint = folder.checkpoints.load()
     if checkpoint is not None:
 
         def shapes(vectors: State) -> dict[str, Any]:
@@ -201,7 +199,7 @@ def _open(
 
         same = shapes(checkpoint.server) == shapes(state.server)
         if not same or shapes(checkpoint.buffers) != shapes(state.buffers):
-            raise FlatfedError(f"{folder.path}: its checkpoint is of another model or algorithm")
+            raise RunFolderError(f"{folder.checkpoints.server_path}: of another model or algorithm")
         if checkpoint.identity != identity.digest:
             raise FlatfedError(
                 f"{folder.path}: its checkpoint was made with another model, data, loss or settings; choose "
@@ -212,14 +210,14 @@ def _open(
                 f"rounds = {plan.training.rounds}: {folder.path} already has {checkpoint.round}; ask for at "
                 "least that many or choose another folder"
             )
-        folder.load_clients(engine.clients)
+        folder.checkpoints.load_clients(engine.clients)
         state.round = checkpoint.round
         state.server = {name: value.to(plan.device) for name, value in checkpoint.server.items()}
         state.buffers = {name: value.to(plan.device) for name, value in checkpoint.buffers.items()}
-        state.history = folder.read_history(state.round)
+        state.history = folder.checkpoint_history()
         if len(state.history) != state.round:
-            raise FlatfedError(
-                f"{folder.history_path}: it has {len(state.history)} of the checkpoint's {state.round} "
+            raise RunFolderError(
+                f"{folder.history.path}: it has {len(state.history)} of the checkpoint's {state.round} "
                 "rounds; restore it or choose another folder"
             )
     chosen = {
@@ -235,4 +233,4 @@ def _open(
             FlatfedWarning,
             stacklevel=4,
         )
-    folder.begin(config, chosen, state.history)
+    folder.begin(config, chosen)

@@ -27,13 +27,10 @@ class TensorBoard:
         if self._writer is None:
             self._writer = self._make_writer(str(self.folder), purge_step=progress.round)
         for name, value in progress.record.items():
+            group, _, rest = name.partition("_")
+            # TensorBoard groups what belongs together: test_accuracy becomes test/accuracy.
+            tag = f"{group}/{rest}" if rest and group in {"test", "train", "bytes"} else name
             if name != "round":
-                self._writer.add_scalar(_tag(name), value, progress.round)
+                self._writer.add_scalar(tag, value, progress.round)
         # A killed run has everything up to its last round.
         self._writer.flush()
-
-
-def _tag(name: str) -> str:
-    """test_accuracy → test/accuracy, so that TensorBoard groups what belongs together."""
-    group, _, rest = name.partition("_")
-    return f"{group}/{rest}" if rest and group in {"test", "train", "bytes"} else name

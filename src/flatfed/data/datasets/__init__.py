@@ -7,10 +7,10 @@ config reader and `flatfed data list`, `get` and `check` then know it.
 import importlib
 import pkgutil
 
+from flatfed.data.datasets.arrays import from_huggingface
 from flatfed.data.datasets.base import TrainTest
 from flatfed.data.datasets.catalog import CATALOG, DATASETS, data_folder
 from flatfed.data.datasets.digits import load_digits_tensors
-from flatfed.data.datasets.huggingface import from_huggingface
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")

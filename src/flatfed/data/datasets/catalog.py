@@ -5,24 +5,29 @@ or in it. With `verify=True` the files must be the published ones, by checksum w
 their counts; `verify=False` accepts any files of the right format, for excerpts and tests.
 """
 
+import functools
+import gzip
 import hashlib
 import inspect
-import io
 import os
 import sys
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ConfigDict, ValidationError, validate_call
 
-from flatfed.core.errors import FlatfedError
+from flatfed.core.errors import FlatfedError, one_line, printable
 from flatfed.data.datasets.base import TrainTest
+from flatfed.data.files import expanded, read_file
 
 Folder = Path | str | None
-Loader = TypeVar("Loader", bound=Callable[..., TrainTest])
+Options = ParamSpec("Options")
+Loader = Callable[Options, TrainTest]
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,10 @@ class Download:
     @property
     def file(self) -> str:
         return self.urls[0].rsplit("/", 1)[-1]
+
+    def mismatch(self, path: Path) -> str:
+        """How a file differs from the published one; empty if it does not."""
+        return _checksum_mismatch(self.checksum, path)
 
 
 def archive(url: str, checksum: str | None, size: int, *contents: str) -> tuple[Download]:
@@ -95,10 +104,14 @@ class DatasetInfo:
         remedy = self.script or f"run `flatfed data get {self.name} --force`"
         return FlatfedError(f"{path}: {problem}; {remedy} or replace it")
 
-    def read(self, path: Path, checksum: str | None = None, size: int | None = None) -> bytes:
-        """A file's content, refused if it is missing or differs from the given size or checksum."""
+    def read(
+        self, path: Path, checksum: str | None = None, size: int | None = None, largest: int | None = None
+    ) -> bytearray:
+        """What is in a file, unpacked if it is called .gz; refused if it is not as published."""
         try:
-            content = path.read_bytes()
+            content = read_file(path, largest)
+        except (gzip.BadGzipFile, EOFError, zlib.error):
+            raise self.damaged(path, "truncated or not a gzip file") from None
         except FileNotFoundError:
             raise FlatfedError(
                 f"{path}: not found; {self.remedy} or put the file into {path.parent}"
@@ -107,17 +120,14 @@ class DatasetInfo:
             raise FlatfedError(f"{path}: cannot be read ({error.strerror}); check the file") from None
         if size is not None:
             self.check_size(path, content, size, f"{size:,} are published")
-        self.check_checksum(path, content, checksum)
+        if mismatch := _checksum_mismatch(checksum, content):
+            raise self.damaged(path, mismatch)
         return content
 
-    def check_size(self, path: Path, content: bytes, size: int, expectation: str) -> None:
+    def check_size(self, path: Path, content: bytearray, size: int, expectation: str) -> None:
         if len(content) != size:
             problem = "truncated" if len(content) < size else "too long"
             raise self.damaged(path, f"{problem}, {len(content):,} bytes where {expectation}")
-
-    def check_checksum(self, path: Path, content: bytes, checksum: str | None) -> None:
-        if mismatch := checksum_mismatch(checksum, io.BytesIO(content)):
-            raise self.damaged(path, mismatch)
 
     def check_count(self, path: Path, count: int, published: int, unit: str = "images") -> None:
         if count != published:
@@ -137,18 +147,44 @@ DATASETS: dict[str, Callable[..., TrainTest]] = {}  # loaders
 CATALOG: dict[str, DatasetInfo] = {}
 
 
-def register(info: DatasetInfo) -> Callable[[Loader], Loader]:
+def checked_options(name: str) -> Callable[[Loader[Options]], Loader[Options]]:
+    """Make a loader refuse options of another type than it declares."""
+
+    def add(load: Loader[Options]) -> Loader[Options]:
+        validated = validate_call(config=ConfigDict(strict=True, allow_inf_nan=False))(load)
+
+        @functools.wraps(load)
+        def checked(*values: Options.args, **options: Options.kwargs) -> TrainTest:
+            try:
+                return validated(*values, **options)
+            except ValidationError as error:
+                raise FlatfedError(one_line(error, inspect.signature(load).parameters, name)) from None
+            except OSError as error:
+                raise FlatfedError(
+                    f"{name}: {error.filename}: cannot be read ({brief(error)}); check the file"
+                ) from None
+            except MemoryError:
+                raise FlatfedError(
+                    f"{name}: its data need more memory than there is; use fewer or smaller files"
+                ) from None
+
+        return checked
+
+    return add
+
+
+def register(info: DatasetInfo) -> Callable[[Loader[Options]], Loader[Options]]:
     """List a data set in `CATALOG` and the decorated function, which loads it, in `DATASETS`."""
 
-    def add(load: Loader) -> Loader:
+    def add(load: Loader[Options]) -> Loader[Options]:
         if info.name in DATASETS:
             raise ValueError(f"data set {info.name!r} is already registered; choose another name")
         if "folder" not in inspect.signature(load).parameters:
             raise ValueError(
                 f"data set {info.name!r}: its loader takes no `folder`; add `folder: Folder = None`"
             )
-        DATASETS[info.name], CATALOG[info.name] = load, info
-        return load
+        DATASETS[info.name], CATALOG[info.name] = checked_options(info.name)(load), info
+        return DATASETS[info.name]
 
     return add
 
@@ -156,7 +192,7 @@ def register(info: DatasetInfo) -> Callable[[Loader], Loader]:
 def data_folder() -> Path:
     """Where data sets live: $FLATFED_DATA, or `flatfed` in the user's cache folder."""
     if chosen := os.environ.get("FLATFED_DATA"):
-        return Path(chosen).expanduser()
+        return expanded("FLATFED_DATA", chosen)
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "flatfed" / "Cache"
     if sys.platform == "darwin":
@@ -165,15 +201,21 @@ def data_folder() -> Path:
 
 
 def root_folder(folder: Folder) -> Path:
-    return data_folder() if folder is None else Path(folder).expanduser()
+    return data_folder() if folder is None else expanded("folder", folder)
 
 
-def checksum_mismatch(checksum: str | None, file: io.BufferedReader | io.BytesIO) -> str:
-    """How a file differs from its published checksum `kind:digits`; empty if it does not."""
+def _checksum_mismatch(checksum: str | None, source: bytearray | Path) -> str:
+    """How a file or its content differs from its published checksum `kind:digits`; empty if it does not."""
     if checksum is None:
         return ""
     kind, _, published = checksum.partition(":")
-    actual = hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()
+    digest = hashlib.new(kind, usedforsecurity=False)
+    if isinstance(source, Path):
+        with source.open("rb") as file:
+            hashlib.file_digest(file, lambda: digest)
+    else:
+        digest.update(source)
+    actual = digest.hexdigest()
     if actual == published:
         return ""
     return f"wrong checksum, {kind} {actual[:12]}… where {published[:12]}… is published"
@@ -181,5 +223,5 @@ def checksum_mismatch(checksum: str | None, file: io.BufferedReader | io.BytesIO
 
 def brief(error: BaseException) -> str:
     """An error's text as one short line."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = printable(" ".join(str(error).split())) or type(error).__name__
     return text if len(text) <= 120 else text[:117] + "…"

@@ -16,9 +16,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from flatfed.core.errors import check_choice
 from flatfed.data.datasets.base import Labelled, TrainTest, image_set
-from flatfed.data.datasets.catalog import DatasetInfo, Folder, archive, register
+from flatfed.data.datasets.catalog import DatasetInfo, Folder, archive, brief, register
 from flatfed.data.transform import Augmentation
 
 Normalisation = Literal["feddyn", "fedswa"]
@@ -27,7 +26,7 @@ Constants = tuple[tuple[float, float, float], tuple[float, float, float]]  # mea
 # The FedSWA, FedNSAM and DynaFed code uses these for both data sets.
 FEDSWA: Constants = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 PIXELS = 3 * 32 * 32
-URL, CONTENTS = "https://www.cs.toronto.edu/~kriz", ("*.bin", "*.txt")
+URL = "https://www.cs.toronto.edu/~kriz"
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,6 @@ class CifarFormat:
         verify: bool = True,
     ) -> TrainTest:
         """Load the data set as uint8 [samples, 3, 32, 32]."""
-        check_choice("normalisation", normalisation, self.normalisations)
         located = self.info.find(folder)
         binary = (located / f"{next(iter(self.images))}.bin").is_file()
 
@@ -81,20 +79,25 @@ class CifarFormat:
         content = self.info.read(path, self.checksums.get(path.name) if verify else None)
         try:
             batch = _load_pickle(content)
-            data, labels = batch["data"], np.asarray(batch[self.label_key])
         except _UnsafePickleError as error:
-            raise self.info.damaged(path, f"its pickle asks for {error}, which no image file needs") from None
-        except KeyError as error:
-            raise self.info.damaged(path, f"has no entry {error}") from None
+            problem = f"its pickle asks for {brief(error)}, which no image file needs"
+            raise self.info.damaged(path, problem) from None
         except Exception:  # bytes that are no pickle can raise anything
             raise self.info.damaged(path, "truncated or not a pickled batch") from None
+        for key in ("data", self.label_key):
+            if key not in batch:
+                raise self.info.damaged(path, f"has no entry {key!r}")
+        data, labels = batch["data"], batch[self.label_key]
         if not isinstance(data, np.ndarray) or data.shape[1:] != (PIXELS,):
             raise self.info.damaged(path, f"has no array `data` of [images, {PIXELS}]")
-        if len(data) == 0 or labels.shape != (len(data),) or labels.dtype.kind not in "iu":
+        are_numbers = isinstance(labels, list) and all(
+            type(label) is int and abs(label) < 2**31 for label in labels
+        )
+        if len(data) == 0 or not are_numbers or len(labels) != len(data):
             raise self.info.damaged(path, f"has not one whole number in `{self.label_key}` for each image")
         if verify:
             self.info.check_count(path, len(data), images)
-        return Labelled(data, self.info.checked_labels(path, labels, self.classes))
+        return Labelled(data, self.info.checked_labels(path, np.array(labels), self.classes))
 
 
 def _images(parts: list[Labelled]) -> Labelled:
@@ -106,7 +109,7 @@ class _UnsafePickleError(Exception):
     """A pickle names something other than arrays of bytes."""
 
 
-def _load_pickle(content: bytes) -> dict[object, Any]:
+def _load_pickle(content: bytearray) -> dict[object, Any]:
     """A pickled dictionary, its keys as text; bytes that are no pickle can raise anything."""
     values = _ArraysOnly(io.BytesIO(content), encoding="bytes").load()
     return {_text(key): value.values if isinstance(value, _Array) else value for key, value in values.items()}
@@ -142,7 +145,11 @@ def _encode(text: str, encoding: str) -> bytes:
     return text.encode("latin-1")
 
 
-class _ArraysOnly(pickle.Unpickler):
+class _ArraysOnly(pickle._Unpickler):
+    """In Python: the one in C allocates what a file says, such as room for four billion memos."""
+
+    dispatch = dict(pickle._Unpickler.dispatch)
+    del dispatch[pickle.BYTEARRAY8[0]]
     _stand_ins: Mapping[tuple[str, str], Any] = {
         ("numpy", "ndarray"): None,
         ("numpy", "dtype"): _Type,
@@ -158,15 +165,23 @@ class _ArraysOnly(pickle.Unpickler):
             raise _UnsafePickleError(f"{module}.{name}") from None
 
 
+def _info(classes: int, folders: tuple[str, str], first_file: str, checksum: str, size: int) -> DatasetInfo:
+    return DatasetInfo(
+        f"cifar{classes}",
+        f"colour images 32×32, {classes} classes, 50,000 + 10,000",
+        folders=folders,
+        markers=(f"{first_file}.bin", first_file),
+        downloads=archive(f"{URL}/cifar-{classes}-binary.tar.gz", checksum, size, "*.bin", "*.txt"),
+    )
+
+
 CIFAR10 = CifarFormat(
-    DatasetInfo(
-        "cifar10",
-        "colour images 32×32, 10 classes, 50,000 + 10,000",
-        folders=("cifar-10-batches-bin", "cifar-10-batches-py"),
-        markers=("data_batch_1.bin", "data_batch_1"),
-        downloads=archive(
-            f"{URL}/cifar-10-binary.tar.gz", "md5:c32a1d4ab5d03f1284b67883e8d87530", 170_052_171, *CONTENTS
-        ),
+    _info(
+        10,
+        ("cifar-10-batches-bin", "cifar-10-batches-py"),
+        "data_batch_1",
+        "md5:c32a1d4ab5d03f1284b67883e8d87530",
+        170_052_171,
     ),
     classes=10,
     label_bytes=1,
@@ -190,14 +205,12 @@ CIFAR10 = CifarFormat(
 )
 
 CIFAR100 = CifarFormat(
-    DatasetInfo(
-        "cifar100",
-        "colour images 32×32, 100 classes, 50,000 + 10,000",
-        folders=("cifar-100-binary", "cifar-100-python"),
-        markers=("train.bin", "train"),
-        downloads=archive(
-            f"{URL}/cifar-100-binary.tar.gz", "md5:03b5dce01913d631647c71ecec9e9cb8", 168_513_733, *CONTENTS
-        ),
+    _info(
+        100,
+        ("cifar-100-binary", "cifar-100-python"),
+        "train",
+        "md5:03b5dce01913d631647c71ecec9e9cb8",
+        168_513_733,
     ),
     classes=100,
     label_bytes=2,

@@ -15,7 +15,8 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from pydantic import BeforeValidator
 
-from flatfed.data.partition.base import Assignment, Classes, Partition, PositiveCount, register
+from flatfed.core.types import Count
+from flatfed.data.partition.base import Assignment, Classes, Partition, register
 
 
 def _read_groups(groups: object) -> NDArray[Any]:
@@ -35,7 +36,7 @@ class Natural(Partition):
     """One client per group id, `groups` giving the id of each sample."""
 
     groups: Annotated[np.ndarray[Any, Any], BeforeValidator(_read_groups)] = field(repr=False)
-    minimum: PositiveCount = 1
+    minimum: Count = 1
 
     def assign(self, classes: Classes, clients: int, generator: Generator) -> Assignment:
         if len(self.groups) != classes.samples:

@@ -18,12 +18,12 @@ of classes is exact.
 import numpy as np
 from numpy.random import Generator
 
+from flatfed.core.types import Count
 from flatfed.data.partition.base import (
     Assignment,
     Classes,
     Indices,
     Partition,
-    PositiveCount,
     assign_with_refill,
     even_sizes,
     register,
@@ -34,18 +34,27 @@ from flatfed.data.partition.base import (
 class PathologicalBalanced(Partition):
     """Exactly `classes_per_client` classes each, every class shared by equally many clients."""
 
-    classes_per_client: PositiveCount
+    classes_per_client: Count
 
     def assign(self, classes: Classes, clients: int, generator: Generator) -> Assignment:
         classes.check_classes_per_client(self.classes_per_client)
+        classes.check_table(clients)
+        if clients * self.classes_per_client > classes.samples:
+            raise ValueError(
+                f"classes_per_client={self.classes_per_client} with {clients} clients makes "
+                f"{clients * self.classes_per_client} shards of {classes.samples} samples: use fewer classes "
+                "per client or fewer clients"
+            )
         if self.classes_per_client == 1:
             held = np.arange(clients)[:, None] % classes.count
         else:
             held = _balanced_choice(clients, classes.count, self.classes_per_client, generator)
         samples, owners = [], []
         sizes = np.zeros(clients, np.int64)
+        by_class = np.argsort(held, axis=None, kind="stable") // self.classes_per_client
+        class_holders = np.split(by_class, np.cumsum(np.bincount(held.ravel(), minlength=classes.count))[:-1])
         for column, pool in enumerate(classes.pools(generator)):
-            holders = np.flatnonzero((held == column).any(axis=1))
+            holders = class_holders[column]
             if len(holders) > len(pool):
                 raise ValueError(
                     f"classes_per_client={self.classes_per_client} with {clients} clients makes "
@@ -67,10 +76,11 @@ class PathologicalBalanced(Partition):
 class PathologicalIndependent(Partition):
     """Exactly `classes_per_client` classes each, drawn without regard to the other clients."""
 
-    classes_per_client: PositiveCount
+    classes_per_client: Count
 
     def assign(self, classes: Classes, clients: int, generator: Generator) -> Assignment:
         classes.check_classes_per_client(self.classes_per_client)
+        classes.check_table(clients)
         sizes = even_sizes(classes.samples, clients)
         if sizes.min() < self.classes_per_client:
             raise ValueError(
