@@ -37,11 +37,6 @@ def test_a_complex_buffer_that_changes_is_refused():
         buffer_change(before, {"filter": torch.tensor([1 + 3j])})
 
 
-def test_complex_parameters_are_refused():
-    with pytest.raises(ff.FlatfedError, match="model: it has complex parameters"):
-        Layout(nn.Linear(2, 2, dtype=torch.complex64))
-
-
 def test_the_vector_of_a_module_is_a_copy():
     for module in (nn.Linear(2, 2), nn.Linear(3, 1, bias=False), nn.Conv2d(1, 2, 3, bias=False)):
         vector = Layout(module).vector(module)

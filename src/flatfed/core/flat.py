@@ -46,8 +46,6 @@ class Layout:
         dtypes = {value.dtype for _, value in parameters}
         if len(dtypes) > 1:
             raise FlatfedError(f"model: parameters have several dtypes {sorted(map(str, dtypes))}; use one")
-        if any(dtype.is_complex for dtype in dtypes):
-            raise FlatfedError("model: it has complex parameters; keep real and imaginary parts in real ones")
         self.entries = tuple(Entry(name, value.shape, value.numel()) for name, value in parameters)
         self.sizes = [entry.size for entry in self.entries]
         self.size = sum(self.sizes)

@@ -139,7 +139,12 @@ class Contestant:
     def parse(cls, text: str) -> Contestant:
         """`fedsam:radius=0.05,lr=0.2`: an algorithm, its options and its own training settings."""
         name, _, options = text.partition(":")
-        values = with_assignments({}, [item for item in options.split(",") if item])
+        assignments = [item for item in options.split(",") if item]
+        keys = [item.partition("=")[0].strip() for item in assignments]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise FlatfedError(f"{text}: {key} is given twice; give it once")
+        values = with_assignments({}, assignments)
         if "seed" in values:
             raise FlatfedError(f"{text}: every algorithm runs under the same seeds; use --seeds")
         training = {key: values.pop(key) for key in list(values) if key in Training.model_fields}

@@ -15,7 +15,7 @@ from flatfed.core.algorithm import Algorithm
 from flatfed.core.errors import DivergedError, FlatfedError, FlatfedWarning
 from flatfed.core.flat import Loss, load_buffers, load_vector
 from flatfed.core.settings import Training
-from flatfed.core.state import State
+from flatfed.core.state import check_like
 from flatfed.data.federation import Samples
 from flatfed.engines.client_store import ClientStore
 from flatfed.engines.engine import Engine
@@ -193,13 +193,11 @@ def _open(
     folder.open(config, identity)
     checkpoint = folder.checkpoints.load()
     if checkpoint is not None:
-
-        def shapes(vectors: State) -> dict[str, Any]:
-            return {name: (value.shape, value.dtype) for name, value in vectors.items()}
-
-        same = shapes(checkpoint.server) == shapes(state.server)
-        if not same or shapes(checkpoint.buffers) != shapes(state.buffers):
-            raise RunFolderError(f"{folder.checkpoints.server_path}: of another model or algorithm")
+        try:
+            for stored, expected in ((checkpoint.server, state.server), (checkpoint.buffers, state.buffers)):
+                check_like(stored, expected, str(folder.checkpoints.server_path))
+        except FlatfedError as error:
+            raise RunFolderError(str(error)) from None
         if checkpoint.identity != identity.digest:
             raise FlatfedError(
                 f"{folder.path}: its checkpoint was made with another model, data, loss or settings; choose "
