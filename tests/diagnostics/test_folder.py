@@ -19,6 +19,7 @@ from flatfed.diagnostics import DIAGNOSTICS, diagnose
 from flatfed.diagnostics.plain import plain
 from flatfed.diagnostics.registry import cheap_diagnostics
 from flatfed.report.read import read_run
+from flatfed.runs.files import read_sealed, sha256, write_sealed
 from flatfed.runs.train import run_config
 from flatfed.training.config import Config
 
@@ -137,14 +138,14 @@ def test_an_interrupted_run_is_examined_at_its_checkpoint(folder):
     [
         (shutil.rmtree, "no such run folder"),
         (lambda folder: (folder / "config.json").unlink(), "not a run folder, it has no config.json"),
-        (lambda folder: (folder / "config.json").write_text("{"), "cannot be read as JSON"),
+        (lambda folder: (folder / "config.json").write_text("{"), "not valid JSON"),
         (lambda folder: (folder / "config.json").write_text("[]"), "made from Python"),
-        (lambda folder: shutil.rmtree(folder / "checkpoint"), "it has no checkpoint yet"),
+        (lambda folder: shutil.rmtree(folder / "checkpoint"), "manifest.json: missing"),
         (lambda folder: _server_file(folder).write_bytes(b"x"), "damaged"),
         (lambda folder: _server_file(folder).unlink(), "missing from the checkpoint"),
         (lambda folder: _set(folder / "checkpoint" / "manifest.json", format=0), "its format is 0"),
-        (lambda folder: _set(folder / "checkpoint" / "manifest.json", identity="1"), "another version"),
-        (lambda folder: _set(folder / "config.json", colour="red"), "colour: unknown"),
+        (lambda folder: _set(folder / "checkpoint" / "manifest.json", identity="1"), "damaged or edited"),
+        (lambda folder: _set(folder / "config.json", colour="red"), "damaged or edited"),
     ],
 )
 def test_a_folder_that_cannot_be_examined_gets_one_clear_line(folder, damage, says):
@@ -241,6 +242,9 @@ def test_a_run_of_a_cluster_is_examined_on_this_machine(folder, monkeypatch):
     values = json.loads((folder / "config.json").read_text())
     values["execution"] |= {"engine": "ray", "ray_address": "ray://nowhere:10001"}
     (folder / "config.json").write_text(json.dumps(values))
+    manifest_path = folder / "checkpoint" / "manifest.json"
+    digest = sha256((folder / "config.json").read_bytes())
+    write_sealed(manifest_path, {**read_sealed(manifest_path), "config": [digest]})
     monkeypatch.setitem(sys.modules, "ray", None)
     with ff.diagnostics.inspect_folder(folder) as subject:
         assert (subject.execution.engine, subject.execution.workers) == ("local", 1)
