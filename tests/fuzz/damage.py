@@ -73,8 +73,6 @@ def replaced(kind: str) -> Damage:
 
     def damage(path: Path) -> None:
         removed(path)
-        if not path.parent.is_dir():
-            return
         if kind == "fifo":
             os.mkfifo(path)
         elif kind == "folder":

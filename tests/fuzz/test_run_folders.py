@@ -53,7 +53,9 @@ def spoil(run: Path, damages: list[tuple[str, Damage]]) -> None:
     for name, damage in damages:
         stem = Path(name).name
         kind = sorted((run / "checkpoint").glob(f"{stem}-*")) if stem in {"server", "clients"} else []
-        damage(kind[0] if kind else run / name)
+        path = kind[0] if kind else run / name
+        if path.parent.is_dir():
+            damage(path)
 
 
 damages = st.lists(st.tuples(st.sampled_from(FILES), anything), min_size=1, max_size=2)

@@ -513,15 +513,15 @@ def test_a_kill_between_two_files_of_a_checkpoint_loses_nothing(
     whole = trained("fedsynsam", rounds=4)
     with monkeypatch.context() as patched:
         patched.setattr(loop, "CHECKPOINT_SECONDS", -1.0)
-        real, seen = checkpoint.write_json, [0]
+        real, seen = checkpoint.write_sealed, [0]
 
-        def write_json(path: Path, value: Any) -> None:
+        def write_sealed(path: Path, value: Any) -> None:
             seen[0] += path.name == "manifest.json"
             if seen[0] == writes:
                 raise Killed
             real(path, value)
 
-        patched.setattr(checkpoint, "write_json", write_json)
+        patched.setattr(checkpoint, "write_sealed", write_sealed)
         with pytest.raises(Killed):
             trained("fedsynsam", tmp_path, rounds=4)
     assert_same(trained("fedsynsam", tmp_path, rounds=4), whole)
