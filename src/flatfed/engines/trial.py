@@ -184,16 +184,16 @@ def protect_inputs(module: nn.Module) -> None:
 
 
 def try_model(
-    bound: BoundModel, federation: Federation, loss: Loss, training: Training, shown: Callable[..., str]
+    bound: BoundModel, federation: Federation, loss: Loss, training: Training, check: Callable[..., None]
 ) -> Trial:
-    """Trains and evaluates one batch of client 0; `shown(inputs, targets)` checks and describes it."""
+    """Trains and evaluates one batch of client 0, after a check of its (inputs, targets)."""
     data = federation.client(0)
     _check_loading(federation, data)
     _check_work(training, data)
     (positions, *_) = batches(training, len(data), 0, 0)
     stored, targets = data.batch(positions.to(data.inputs.device))
     inputs = _transformed(federation, stored)
-    shape = shown(inputs, targets)
+    check(inputs, targets)
     module, before = bound.module, buffers_of(bound.module)
     parameters = {name: (value._version, value.detach().clone()) for name, value in module.named_parameters()}
 
@@ -244,9 +244,10 @@ def try_model(
         raise
     except Exception as error:
         # Whatever a user's model or loss raises, say where; the cause stays attached.
+        dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in (inputs, targets)]
         raise FlatfedError(
-            f"model: it cannot be trained on a batch of client 0 ({len(inputs)} samples; each: {shape}): "
-            f"{first_line(error)}"
+            f"model: it cannot be trained on a batch of client 0 (inputs {list(inputs.shape)} {dtypes[0]}, "
+            f"targets {list(targets.shape)} {dtypes[1]}): {first_line(error)}"
         ) from error
     load_buffers(module, before)
     module.train()
