@@ -44,7 +44,10 @@ FILES = (
     *("stopped.json", "model.safetensors", "checkpoint", "checkpoint/manifest.json", "checkpoint/.lock"),
     *("diagnostics", *(f"diagnostics/{name}.json" for name in DIAGNOSTICS)),
 )
-JSON_FILES = [name for name in FILES if name.endswith(("json", "jsonl"))]
+JSON_FILES = [name for name in FILES if name.endswith(("json", "jsonl"))] + 4 * [
+    "history.jsonl",
+    "config.json",
+]
 
 
 def remove(path: Path) -> None:
@@ -82,9 +85,22 @@ def flipped(place: float, bit: int) -> Callable[[Path], None]:
 
 
 shares = st.floats(0, 1)
-contents = st.sampled_from(
-    [b"", b"\0", b"\xff\xfe\x00", b"null", b"[]", b"{}", b"[{}]", b"0", b"NaN", b"1" * 5000, b"[" * 10**5]
-) | st.binary(max_size=60)
+contents = st.binary(max_size=60) | st.sampled_from(
+    [
+        b"",
+        b"\0",
+        b"\xff\xfe",
+        b"null",
+        b"[]",
+        b"{}",
+        b"[{}]",
+        b'""',
+        b"0",
+        b"NaN",
+        b"1" * 5000,
+        b"[" * 100_000,
+    ]
+)
 damages = st.one_of(
     st.just(remove),
     contents.map(lambda content: replaced_by(lambda path: path.write_bytes(content))),

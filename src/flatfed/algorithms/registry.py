@@ -122,6 +122,8 @@ def _build_part(slot: str, description: Any, within: str = "") -> Part:
     _check_names(description, place)
     kind = known[name]
     options = {key: value for key, value in description.items() if key != "part"}
+    if name == NEUTRAL and options:
+        raise FlatfedError(f"{place}.{next(iter(options))}: unknown; {NEUTRAL!r} has no options")
     if "of" in options:  # a part around another of its slot
         options["of"] = _build_part(slot, options["of"], f"{within}.of")
     try:

@@ -30,7 +30,7 @@ def check_choice(option: str, value: object, known: Iterable[str]) -> None:
     """Refuse a value that is not one of the known names."""
     known = list(known)
     if value not in known:
-        raise FlatfedError(f"{option} = {value!r}: unknown; {did_you_mean(str(value), known)}")
+        raise FlatfedError(f"{option} = {shown(value)}: unknown; {did_you_mean(shown(value), known)}")
 
 
 def one_line(error: ValidationError, known: Iterable[str] = (), prefix: str = "") -> str:
@@ -41,7 +41,9 @@ def one_line(error: ValidationError, known: Iterable[str] = (), prefix: str = ""
     # The first item is a field, and so is the last one if it is unknown; they may be called "int".
     field_places = {0, len(first["loc"]) - 1} if unknown else {0}
     names = [
-        str(item) for place, item in enumerate(first["loc"]) if place in field_places or not _is_noise(item)
+        str(item)[:60]
+        for place, item in enumerate(first["loc"])
+        if place in field_places or not _is_noise(item)
     ]
     if names and isinstance(first["loc"][0], int) and first["loc"][0] < len(known):
         names[0] = known[first["loc"][0]]  # a positional argument

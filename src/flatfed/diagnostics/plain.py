@@ -7,6 +7,7 @@ from typing import Any
 from flatfed.core.errors import FlatfedError, printable, shown
 from flatfed.core.files import parse_json, read_text
 
+NUMBER, CONTAINER = int | float, dict | list | tuple
 LARGEST = 1e100
 """Sums and squares of larger numbers might not be finite."""
 DEEPEST, MOST_FIELDS, MOST_VALUES = 50, 1000, 4_000_000
@@ -15,7 +16,7 @@ DEEPEST, MOST_FIELDS, MOST_VALUES = 50, 1000, 4_000_000
 
 def plain(value: Any, large: list[str] | None = None, field: str = "", depth: int = 0) -> Any:
     """The value with None for every number that is not finite or beyond LARGEST; `large` gets the latter."""
-    if isinstance(value, dict | list | tuple):
+    if isinstance(value, CONTAINER):
         if depth == DEEPEST:
             raise FlatfedError(f"{_clipped(field)}: nested too deeply")
         if not isinstance(value, dict):
@@ -23,7 +24,7 @@ def plain(value: Any, large: list[str] | None = None, field: str = "", depth: in
         if len(value) > MOST_FIELDS:
             raise FlatfedError(f"{_clipped(field)}: {len(value):,} fields, more than {MOST_FIELDS:,}")
         return {key: plain(item, large, f"{field}.{key}", depth + 1) for key, item in value.items()}
-    if not isinstance(value, int | float) or abs(value) <= LARGEST:
+    if not isinstance(value, NUMBER) or abs(value) <= LARGEST:
         return value
     if large is not None and (isinstance(value, int) or math.isfinite(value)):
         large.append(f"{_clipped(field)} = {shown(value)}: too large a number to be used")

@@ -68,13 +68,9 @@ def write_report(
     if not runs:
         raise FlatfedError(damaged[0])
     if not any(run.history for run in runs):
-        first = runs[0]
-        advice = (
-            "it diverged in the first one, lower lr"
-            if first.state == "diverged"
-            else "wait for the first one"
-        )
-        raise FlatfedError(f"{first.folder}: no round is finished yet; {(*first.notes, advice)[0]}")
+        diverged = runs[0].state == "diverged"
+        advice = "it diverged in the first one, lower lr" if diverged else "wait for the first one"
+        raise FlatfedError(f"{runs[0].folder}: no round is finished yet; {(*runs[0].notes, advice)[0]}")
     parts = [
         _part(number, comparison, targets, watch)
         for number, comparison in enumerate(comparisons(runs, labels or {}))

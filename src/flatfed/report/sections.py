@@ -170,8 +170,11 @@ def _curves(comparison: Comparison, key: str, cost: str = "") -> figures.Figure:
     scale, label = (100.0, f"{title.lower()} (%)") if is_accuracy else (1.0, title.lower())
     traces = []
     for method in comparison.methods:
-        curve, spent = method.curve(key), method.running_total(*costs).means
-        x = [spent[number] / size for number in curve.rounds] if cost else curve.rounds
+        curve = method.curve(key)
+        x: list[float] = list(curve.rounds)
+        if cost:
+            spent = method.running_total(*costs).means
+            x = [spent[number] / size for number in curve.rounds]
         deviation = [scale * value for value in curve.deviation] if curve.deviation else None
         if curve.rounds:
             traces.append(figures.line(method, x, [scale * value for value in curve.mean], deviation))

@@ -71,11 +71,13 @@ class Manifest(BaseModel):
     identity: str
     """The digest of the run's identity."""
     config: tuple[str, ...]
-    """The digests of config.json; of two while a run that is asked for more rounds replaces it."""
+    """The digests of config.json; two while a run that is asked for more rounds replaces it."""
     history: WrittenHistory = WrittenHistory()
     server: StoredFile | None = None
     """None until the first checkpoint."""
     clients: tuple[StoredFile, ...] = ()
+    models: tuple[str, ...] = ()
+    """The digests of the final model; two while the next one replaces it."""
     final: FinalFiles | None = None
     """Of the last complete run, which may have had fewer rounds."""
 

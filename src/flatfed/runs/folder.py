@@ -98,10 +98,10 @@ class RunFolder:
             if not isinstance(config, dict) or not {"algorithm", "training"} <= config.keys():
                 raise RunFolderError(f"{self.config_path}: not the config of a run; choose another folder")
             return
-        # What a run leaves that was killed before it had written its config.
-        remains = {checkpoints, self.lock.path}
         for path in [*_entries(self.path), *_entries(checkpoints)]:
-            if path not in remains and not _HALF_WRITTEN.fullmatch(path.name):
+            # What a run leaves that was killed before it had written its config.
+            remains = path == self.lock.path and path.is_file() and path.stat().st_size == 0
+            if not remains and path != checkpoints and not _HALF_WRITTEN.fullmatch(path.name):
                 raise RunFolderError(
                     f"{self.path}: not empty and not a run folder (it has {path.name!r} and no config.json); "
                     "choose another folder"
@@ -126,17 +126,28 @@ class RunFolder:
         if digest_of(read_json(self.identity_path)) != manifest.identity:
             raise RunFolderError(f"{self.identity_path}: {CHANGED}; restore it")
         self.history.checked(manifest.history)
+        self._check_model(manifest)
         return manifest
+
+    def _check_model(self, manifest: Manifest) -> list[str]:
+        """The digest of the final model, if there is one; it must be one of this run's."""
+        path = self.model_path
+        digests = [sha256(read_bytes(path))] if os.path.lexists(path) else []
+        if not set(digests) <= set(manifest.models):
+            raise RunFolderError(
+                f"{path}: damaged, or not of this run; restore it, or move it away to have it written again"
+            )
+        return digests
 
     def finished_rounds(self) -> int | None:
         """How many rounds a complete run had, or None if it is not complete."""
         manifest = self.verify()
-        if manifest is None or manifest.final is None or manifest.final.round != manifest.round:
+        final = manifest.final if manifest else None
+        if manifest is None or final is None or final.round != manifest.round:
             return None
-        final = manifest.final
+        if not self.model_path.exists() or not self.clients_path.exists():
+            return None
         for path, digest in ((self.model_path, final.model), (self.clients_path, final.clients)):
-            if not path.exists():
-                return None
             if sha256(read_bytes(path)) != digest:
                 raise RunFolderError(
                     f"{path}: {CHANGED}; restore it, or move it away to have it written again"
@@ -200,7 +211,7 @@ class RunFolder:
             # From now on, tensors or a history without a manifest are damage.
             manifest = Manifest(identity=self.identity.digest, config=(sha256(content),))
             self.checkpoints.write(manifest)
-        self.history.restart(self.history.checked(manifest.history) if manifest.history.bytes else b"")
+        self.history.restart(self.history.checked(manifest.history))
         for path in (self.divergence_path, self.stop_path):
             path.unlink(missing_ok=True)
         for path in _entries(self.path):
@@ -220,18 +231,16 @@ class RunFolder:
         manifest = self.checkpoints.manifest
         assert manifest is not None, "a run begins with a manifest"
         model = module_bytes(module)
-        ours = {sha256(model), manifest.final.model if manifest.final else ""}
-        if os.path.lexists(self.model_path) and sha256(read_bytes(self.model_path)) not in ours:
-            raise RunFolderError(
-                f"{self.model_path}: this run has not written it; move it away and start the run again, "
-                "which goes on from its last round"
-            )
         spreads = {name: asdict(spread) for name, spread in client_spreads(per_client).items()}
         clients = json_bytes({"spread": spreads, "clients": per_client})
+        # Whenever this is killed, the model is one of the two.
+        models = (*self._check_model(manifest), sha256(model))
+        self.checkpoints.write(manifest.model_copy(update={"models": models}))
         write_atomically(self.clients_path, clients)
         write_atomically(self.model_path, model)
         final = FinalFiles(round=manifest.round, model=sha256(model), clients=sha256(clients))
-        self.checkpoints.write(manifest.model_copy(update={"config": manifest.config[-1:], "final": final}))
+        changes = {"config": manifest.config[-1:], "models": (final.model,), "final": final}
+        self.checkpoints.write(manifest.model_copy(update=changes))
 
     # -- what happened ------------------------------------------------------------------------------------
 

@@ -36,7 +36,8 @@ class HistoryFile:
 
     def checked(self, written: WrittenHistory) -> bytes:
         """The lines that belong to a checkpoint."""
-        content = read_bytes(self.path)[: written.bytes]
+        # A run begins with its manifest, before there is a history.
+        content = read_bytes(self.path)[: written.bytes] if written.bytes else b""
         if len(content) < written.bytes or sha256(content) != written.sha256:
             raise RunFolderError(
                 f"{self.path}: damaged or edited, its checksum is not the one in the manifest; restore it or "

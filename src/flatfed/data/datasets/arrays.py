@@ -206,7 +206,8 @@ def from_huggingface(
         try:
             rows = dataset_dict[split]
         except (KeyError, TypeError, IndexError):
-            hint = did_you_mean(split, map(str, dataset_dict))
+            known = dataset_dict if isinstance(dataset_dict, Iterable) else ()
+            hint = did_you_mean(split, map(str, known))
             raise FlatfedError(f"dataset_dict: no split {split!r}; {hint}") from None
         columns = (input_column, target_column, group_column)
         parts.append(Labelled(*(_column(rows, split, column) for column in columns if column is not None)))

@@ -13,11 +13,11 @@ of their WordNet names.
 """
 
 import io
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -66,11 +66,13 @@ def load_image_folder(
     augmentation: Augmentation = "none",
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
-    channels: Literal[1, 3] = 3,
+    channels: int = 3,
 ) -> TrainTest:
     """Load a folder of images as uint8 [samples, channels, height, width]."""
     if folder is None:
         raise FlatfedError("image_folder: folder is missing; give the folder that holds train/ and test/")
+    if channels not in (1, 3):
+        raise FlatfedError(f"channels = {channels}: give 3 for colour or 1 for grey")
     root = root_folder(folder)
     names = [path.name for path in class_folders(root / "train")]
     if not names:
@@ -123,7 +125,7 @@ def load_tiny_imagenet(
 
 def _class_names(path: Path) -> dict[str, int]:
     names = sorted(_read_text(path).split())
-    for name, following in zip(names, [*names[1:], ""], strict=True):
+    for name, following in itertools.zip_longest(names, names[1:]):
         if name == following or Path(name).name != name:
             raise TINY_IMAGENET.damaged(path, f"{name[:40]!r} is named twice or leads out of the folder")
     return {name: number for number, name in enumerate(names)}

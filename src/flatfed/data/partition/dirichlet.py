@@ -70,6 +70,7 @@ SLOTS_AT_ONCE = 1 << 16
 # With k clients below the minimum on average, an attempt without any succeeds about once in exp(k).
 MAX_SHORT_CLIENTS = 10
 MOST_DRAWS = 10**8  # of single numbers, a matter of seconds
+DRAWS_PER_CALL = 10**5  # what is done around an attempt counts as so many
 
 
 @register("dirichlet_client")
@@ -120,7 +121,7 @@ class DirichletClass(Partition):
     def _draw_holdings(self, counts: Indices, clients: int, generator: Generator) -> Indices:
         """Samples per client and class of the first sufficient attempt, or of the best one."""
         best = _cut(counts, clients, self.concentration, generator)
-        for _ in range(min(self.redraws, MOST_DRAWS // best.size)):
+        for _ in range(min(self.redraws, MOST_DRAWS // (best.size + DRAWS_PER_CALL))):
             lacking = self._lacking(best)
             if not 0 < np.count_nonzero(lacking) <= MAX_SHORT_CLIENTS:
                 break
