@@ -337,8 +337,8 @@ def test_what_is_printed_in_training_appears_once():
         [sys.executable, "-c", PRINTS], capture_output=True, text=True, check=True, env=environment
     )
     assert done.stdout.count("before") == 1
-    # Once when the model is tried, and in two rounds of two clients.
-    assert done.stdout.count("loss") == 1 + 2 * 2
+    # Three times when the model is tried, and in two rounds of two clients.
+    assert done.stdout.count("loss") == 3 + 2 * 2
 
 
 def test_beside_an_accelerator_threads_train(monkeypatch):

@@ -114,12 +114,10 @@ def make_plan(
     layout, chosen_device = check_model(model), usable_device(device)
     bound = bound_copy(model, layout, chosen_device)
 
-    def shown(inputs: Tensor, targets: Tensor) -> str:
-        shape = SampleShape.of(inputs, targets)
-        _check_shape(algorithm, shape)
-        return str(shape)
+    def check(inputs: Tensor, targets: Tensor) -> None:
+        _check_shape(algorithm, SampleShape.of(inputs, targets))
 
-    trial = try_model(bound, federation.to(chosen_device), loss, training, shown)
+    trial = try_model(bound, federation.to(chosen_device), loss, training, check)
     shape = SampleShape.of(trial.inputs, trial.targets)
     classes = shape.classes(trial.outputs)
     _check_shape(algorithm, shape, classes)

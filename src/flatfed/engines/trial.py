@@ -152,21 +152,6 @@ def _check_memory(model: nn.Module) -> None:
         sharing.append((start, start + extent, name, value))
 
 
-@contextmanager
-def other_streams_kept() -> Iterator[None]:
-    """Sets the random streams of Python and numpy back, should a model have drawn from them."""
-    before = _other_streams()
-    try:
-        yield
-    finally:
-        _set_other_streams(before)
-
-
-def _set_other_streams(states: tuple[Any, ...]) -> None:
-    python_random.setstate(states[0])
-    np.random.set_state(states[1])
-
-
 def bound_copy(model: nn.Module, layout: Layout, device: torch.device) -> BoundModel:
     try:
         return BoundModel(model, layout, device)
@@ -184,16 +169,16 @@ def protect_inputs(module: nn.Module) -> None:
 
 
 def try_model(
-    bound: BoundModel, federation: Federation, loss: Loss, training: Training, shown: Callable[..., str]
+    bound: BoundModel, federation: Federation, loss: Loss, training: Training, check: Callable[..., None]
 ) -> Trial:
-    """Trains and evaluates one batch of client 0; `shown(inputs, targets)` checks and describes it."""
+    """Trains and evaluates one batch of client 0, after a check of its (inputs, targets)."""
     data = federation.client(0)
     _check_loading(federation, data)
     _check_work(training, data)
     (positions, *_) = batches(training, len(data), 0, 0)
     stored, targets = data.batch(positions.to(data.inputs.device))
     inputs = _transformed(federation, stored)
-    shape = shown(inputs, targets)
+    check(inputs, targets)
     module, before = bound.module, buffers_of(bound.module)
     parameters = {name: (value._version, value.detach().clone()) for name, value in module.named_parameters()}
 
@@ -222,12 +207,16 @@ def try_model(
         return _Pass(outputs, value.detach(), gradient, watch.drew, watch.looks_up, edits)
 
     def tried(training_mode: bool) -> _Pass:
-        streams = _other_streams()
+        streams = other_streams()
         first = one_pass(training_mode, backward=training_mode)
         _check_state(module, parameters, before)
         # A second evaluation would show little that the second training pass does not.
         again = one_pass(training_mode) if training_mode else first
-        _check_streams(streams, lambda: one_pass(training_mode))
+        if names := drawn_streams(streams, lambda: one_pass(training_mode)):
+            raise FlatfedError(
+                f"model: it (or the loss) draws from the global stream of {names[0]}, which does not follow "
+                "the seed and is another one in every worker; draw with torch instead"
+            )
         # Other devices do not promise the same bits twice.
         if inputs.device.type == "cpu" and not _equal(first.loss, again.loss):
             raise FlatfedError(
@@ -244,9 +233,10 @@ def try_model(
         raise
     except Exception as error:
         # Whatever a user's model or loss raises, say where; the cause stays attached.
+        dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in (inputs, targets)]
         raise FlatfedError(
-            f"model: it cannot be trained on a batch of client 0 ({len(inputs)} samples; each: {shape}): "
-            f"{first_line(error)}"
+            f"model: it cannot be trained on a batch of client 0 (inputs {list(inputs.shape)} {dtypes[0]}, "
+            f"targets {list(targets.shape)} {dtypes[1]}): {first_line(error)}"
         ) from error
     load_buffers(module, before)
     module.train()
@@ -334,30 +324,28 @@ def check_some_targets(loss: Loss, targets: Tensor, client: str) -> None:
         )
 
 
-def _other_streams() -> tuple[Any, ...]:
+def other_streams() -> tuple[Any, ...]:
     """The states of the random streams of Python and numpy."""
     return python_random.getstate(), np.random.get_state()
 
 
-def _check_streams(before: tuple[Any, ...], call: Callable[[], object]) -> None:
-    """Refuses a model that draws from streams which neither follow the seed nor are the same in workers."""
+def drawn_streams(before: tuple[Any, ...], call: Callable[[], object]) -> list[str]:
+    """Those of Python and numpy from which a call draws that was made since; they are set back then."""
 
     def drawn(earlier: tuple[Any, ...]) -> list[str]:
-        now = zip(("random", "numpy.random"), earlier, _other_streams(), strict=True)
+        now = zip(("random", "numpy.random"), earlier, other_streams(), strict=True)
         return [name for name, one, other in now if pickle.dumps(one) != pickle.dumps(other)]
 
     names = drawn(before)
     # Another thread may have drawn meanwhile, but hardly every time.
     for _ in range(3 if names else 0):
-        now = _other_streams()
+        now = other_streams()
         call()
         names = [name for name in names if name in drawn(now)]
     if names:
-        _set_other_streams(before)
-        raise FlatfedError(
-            f"model: it (or the loss) draws from the global stream of {names[0]}, which does not follow the "
-            "seed and is another one in every worker; draw with torch instead"
-        )
+        python_random.setstate(before[0])
+        np.random.set_state(before[1])
+    return names
 
 
 def _check_state(

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from flatfed.core.errors import FlatfedError, shown
 from flatfed.core.part import ServerTask, part_name
 from flatfed.core.settings import Training
 from flatfed.data.federation import Federation, PooledFederation
-from flatfed.engines.trial import other_streams_kept
+from flatfed.engines.trial import drawn_streams, other_streams
 from flatfed.training.task import Task, is_cross_entropy
 
 
@@ -39,10 +40,17 @@ def check_labels(model: nn.Module, federation: Federation) -> None:
     """Cross-entropy needs whole labels below the number of outputs; torch would stop in mid-training."""
     if not isinstance(federation, PooledFederation):
         return
+    streams = other_streams()
     try:
         clone = copy.deepcopy(model).eval()
-        with torch.no_grad(), random.routed(torch.Generator()), other_streams_kept():
-            outputs = clone(federation.transform.evaluate(federation.inputs[:1].clone()))
+
+        @torch.no_grad()
+        def call() -> Any:
+            with random.routed(torch.Generator()):
+                return clone(federation.transform.evaluate(federation.inputs[:1].clone()))
+
+        outputs = call()
+        drawn_streams(streams, call)
     except Exception:
         return  # The engine's own first try says what is wrong with more to go by.
     if not isinstance(outputs, Tensor) or outputs.dim() < 2:
