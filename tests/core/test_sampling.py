@@ -143,3 +143,30 @@ def test_bad_settings_name_the_field_and_the_value(values, complaint):
 def test_numpy_integers_and_full_are_accepted():
     settings = Training(rounds=np.int64(3), batch_size="full", seed=np.int32(4))
     assert (settings.rounds, settings.batch_size, settings.seed) == (3, None, 4)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"local_steps": 10**9},
+        {"local_steps": 10**9, "batch_size": None},
+        {"local_epochs": 10**9, "batch_size": None},
+        {"local_epochs": 10**9},
+        {"local_steps": 1, "batch_size": 10**12},
+        {"local_steps": 5, "batch_size": 10**7},
+        {"local_steps": 2**62, "batch_size": 2**62},
+    ],
+    ids=str,
+)
+def test_a_round_that_would_never_begin_is_refused(settings):
+    with pytest.raises(FlatfedError) as refused:
+        batches(Training(rounds=1, **settings), 7, 0, 0)
+    message = str(refused.value)
+    for name, value in settings.items():
+        assert value is None or f"{name} = {value}" in message
+    assert "use at most 1e" in message
+
+
+def test_a_batch_larger_than_the_data_is_all_of_it_in_epochs():
+    (batch,) = batches(Training(rounds=1, batch_size=10**12), 7, 0, 0)
+    assert sorted(batch.tolist()) == list(range(7))

@@ -991,12 +991,13 @@ def test_the_systems_own_copy_is_used_only_when_no_folder_is_given(monkeypatch, 
         DATASETS["fashion_mnist"](folder=tmp_path / "empty", verify=False)
 
 
-def test_every_loader_takes_a_folder_and_digits_ignores_it():
+def test_every_loader_takes_a_folder_and_digits_refuses_it():
     import inspect
 
     for name, loader in DATASETS.items():
         assert inspect.signature(loader).parameters["folder"].default is None, name
-    assert torch.equal(DATASETS["digits"]().train_inputs, DATASETS["digits"](folder=Path("x")).train_inputs)
+    with refused("folder = 'x': the digits have no files"):
+        DATASETS["digits"](folder=Path("x"))
 
 
 def test_json_of_the_fake_files_is_leafs_form(tmp_path):

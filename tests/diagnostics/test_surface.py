@@ -135,9 +135,7 @@ def test_two_clients_and_the_global_model_lie_in_the_plane():
     with inspect(ff.Task(network(), data), run=result) as subject:
         found = plane(subject, clients=2, points=4, samples=None)
         models: dict[int, Tensor] = {}
-        subject.local_models(
-            [0, 1], lambda members, step, at: models.update(zip(members, at.clone(), strict=True))
-        )
+        subject.local_models([0, 1], lambda client, step, model: models.update({client: model}))
         moved = torch.stack([models[0] - subject.model, models[1] - subject.model])
         directions = widest_plane(moved)
         at_corner = subject.model + found["x"][0] * directions[0] + found["y"][3] * directions[1]

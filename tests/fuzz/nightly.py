@@ -53,8 +53,7 @@ def fuzz(target: str, minutes: float) -> None:
     with tempfile.TemporaryDirectory() as corpus:
         for number in range(STARTS):
             (Path(corpus) / str(number)).write_bytes(generator.randbytes(generator.randrange(64, LONGEST)))
-        # No alarm of the fuzzer's own: the rule sets one.
-        options = ["-timeout=0", "-rss_limit_mb=0", f"-max_len={LONGEST}", "-verbosity=0", corpus]
+        options = ["-timeout=300", "-rss_limit_mb=0", f"-max_len={LONGEST}", "-verbosity=0", corpus]
         atheris.Setup([sys.argv[0], *options], one)
         atheris.Fuzz()
 

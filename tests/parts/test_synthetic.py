@@ -842,7 +842,11 @@ def test_a_span_longer_than_the_trajectory_is_refused(make: Callable[[], object]
 # The samples leave the finite numbers while the loss is still one of them; the loss itself does.
 @pytest.mark.parametrize("options", [{"sample_rate": 1.7e308}, {"inner_rate": 1e200}])
 def test_a_diverging_distillation_says_what_to_lower(options: dict[str, Any], tmp_path: Path) -> None:
-    message = refusal(lambda: trained(generic("fedsynsam", **options), tmp_path), ff.DivergedError)
+    algorithm = generic("fedsynsam")
+    for option, value in options.items():
+        # Double precision has to be brought to its end; no user can write such a number.
+        object.__setattr__(algorithm.synthetic, option, value)
+    message = refusal(lambda: trained(algorithm, tmp_path), ff.DivergedError)
     assert "of the distillation is not finite" in message
     assert "lower sample_rate (now " in message and "or inner_rate (now " in message
     manifest = json.loads((tmp_path / "checkpoint" / "manifest.json").read_text())
@@ -990,3 +994,16 @@ def test_the_servers_work_has_a_bar_of_its_own() -> None:
     bars = [[("rounds", 2, 4), ("server", number, iterations)] for number in range(1, iterations + 1)]
     assert seen[2:] == [*bars, bars[-1]]
     assert [(each.description, each.completed) for each in progress.tasks] == [("rounds", 4)]
+
+
+def test_samples_from_a_pipe_or_a_bomb_are_refused(tmp_path: Path) -> None:
+    pipe, bomb, array = tmp_path / "pipe.npz", tmp_path / "bomb.npz", tmp_path / "array.npz"
+    os.mkfifo(pipe)
+    np.savez_compressed(bomb, inputs=np.zeros((1000, 1000)), targets=np.zeros(3))
+    with array.open("wb") as file:
+        np.save(file, np.zeros(3))
+    for path, reason in ((pipe, "no archive"), (bomb, "bytes where at most"), (array, "no archive")):
+        message = refusal(
+            lambda path=path: trained(generic("fedsynsam", initial=str(path)), tmp_path / path.stem)
+        )
+        assert reason in message and str(path) in message and "\n" not in message

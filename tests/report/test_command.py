@@ -57,9 +57,12 @@ def test_bad_input_is_one_line(tmp_path, what):
 def test_an_earlier_report_is_replaced(tmp_path):
     write_run(tmp_path / "run")
     output = tmp_path / "report.html"
-    output.write_text("old")
-    assert invoke("report", tmp_path / "run", "-o", output).exit_code == 0
+    for _ in range(2):
+        assert invoke("report", tmp_path / "run", "-o", output).exit_code == 0
     assert output.read_text().startswith("<!DOCTYPE html>")
+    output.write_text("of the user's")
+    assert invoke("report", tmp_path / "run", "-o", output).exit_code == 2
+    assert output.read_text() == "of the user's"
 
 
 def test_reproduce_ends_with_a_report_that_has_the_papers_numbers(tmp_path):

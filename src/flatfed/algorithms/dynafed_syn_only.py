@@ -34,16 +34,6 @@ def dynafed_syn_only(
     fine_tuning_rate: Positive = 1e-4,
     augment: bool = True,
 ) -> Algorithm:
-    published = dynafed(
-        models=models,
-        samples_per_class=samples_per_class,
-        iterations=iterations,
-        steps=steps,
-        span=span,
-        sample_rate=sample_rate,
-        inner_rate=inner_rate,
-        inner_rate_rate=inner_rate_rate,
-        augment=augment,
-    )
+    matching = (models, samples_per_class, iterations, steps, span, sample_rate, inner_rate, inner_rate_rate)
     server = FineTune(epochs=epochs, rate=fine_tuning_rate, augment=augment, aggregate=False)
-    return replace(published, server=server)
+    return replace(dynafed(*matching, augment=augment), server=server)

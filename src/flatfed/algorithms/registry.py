@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ParamSpec
 
-from pydantic import ValidationError, validate_call
+from pydantic import ConfigDict, ValidationError, validate_call
 
 from flatfed import parts
 from flatfed.core.algorithm import TRANSPORT, Algorithm, ImpossibleComposition
-from flatfed.core.errors import FlatfedError, did_you_mean, one_line
+from flatfed.core.errors import FlatfedError, did_you_mean, one_line, shown
 from flatfed.core.part import NEUTRAL, SLOTS, Part, part_name
+from flatfed.core.types import plain
 
 Options = ParamSpec("Options")
 
@@ -27,7 +28,7 @@ def register(make: Callable[Options, Algorithm]) -> Callable[Options, Algorithm]
     """Enrols an algorithm's constructor under its function name and checks what it is called with."""
     name = make.__name__
     signature = inspect.signature(make)
-    checked: Callable[..., Algorithm] = validate_call(make)
+    checked: Callable[..., Algorithm] = validate_call(config=ConfigDict(strict=True))(make)
 
     @functools.wraps(make)
     def construct(*positional: Options.args, **named: Options.kwargs) -> Algorithm:
@@ -39,7 +40,8 @@ def register(make: Callable[Options, Algorithm]) -> Callable[Options, Algorithm]
             raise FlatfedError(one_line(error, signature.parameters, prefix=name)) from None
         bound = signature.bind(*positional, **named)
         bound.apply_defaults()
-        return replace(algorithm, name=name, options=dict(bound.arguments), composed_of=algorithm.parts)
+        options = {option: plain(value) for option, value in bound.arguments.items()}
+        return replace(algorithm, name=name, options=options, composed_of=algorithm.parts)
 
     ALGORITHMS[name] = construct
     return construct
@@ -51,11 +53,8 @@ def equations(name: str) -> str:
 
 
 def parts_by_name(slot: str) -> dict[str, type[Part]]:
-    kinds = (getattr(parts, name) for name in parts.__all__)
-    return {
-        NEUTRAL: SLOTS[slot],
-        **{part_name(kind): kind for kind in kinds if issubclass(kind, SLOTS[slot])},
-    }
+    kinds = (kind for kind in vars(parts).values() if isinstance(kind, type))
+    return {NEUTRAL: SLOTS[slot]} | {part_name(kind): kind for kind in kinds if issubclass(kind, SLOTS[slot])}
 
 
 def build(description: str | Mapping[str, Any]) -> Algorithm:
@@ -65,6 +64,9 @@ def build(description: str | Mapping[str, Any]) -> Algorithm:
     """
     if isinstance(description, str):
         description = {"name": description}
+    if not isinstance(description, Mapping):
+        raise FlatfedError(f"algorithm = {shown(description)}: give a name, or a table of parts by slot")
+    _check_names(description, "algorithm")
     if "name" in description:
         transport = {key: value for key, value in description.items() if key in TRANSPORT}
         options = {key: value for key, value in description.items() if key not in {"name", *transport}}
@@ -82,7 +84,9 @@ def _composed(make: Callable[..., Algorithm], description: Mapping[str, Any]) ->
     for slot, filling in description.items():
         if slot == "uncompressed":
             names = filling if isinstance(filling, list | tuple) else [filling]
-            chosen[slot] = tuple(str(name) for name in names)
+            if not all(isinstance(name, str) for name in names):
+                raise FlatfedError(f"algorithm.uncompressed = {shown(filling)}: give the names of uploads")
+            chosen[slot] = tuple(names)
         elif slot == "correct":
             several = filling if isinstance(filling, list | tuple) else [filling]
             chosen[slot] = tuple(_build_part(slot, one) for one in several)
@@ -97,7 +101,7 @@ def _composed(make: Callable[..., Algorithm], description: Mapping[str, Any]) ->
 def build_named(name: str, options: Mapping[str, Any]) -> Algorithm:
     known = {_plain(algorithm): algorithm for algorithm in ALGORITHMS}
     if not isinstance(name, str) or _plain(name) not in known:
-        raise FlatfedError(f"algorithm = {name!r}: unknown; {did_you_mean(str(name), ALGORITHMS)}")
+        raise FlatfedError(f"algorithm = {shown(name)}: unknown; {did_you_mean(shown(name), ALGORITHMS)}")
     return ALGORITHMS[known[_plain(name)]](**options)
 
 
@@ -110,15 +114,25 @@ def _build_part(slot: str, description: Any, within: str = "") -> Part:
     if isinstance(description, str):
         description = {"part": description}
     known, place = parts_by_name(slot), f"algorithm.{slot}{within}"
-    name = description.get("part") if isinstance(description, Mapping) else None
+    if not isinstance(description, Mapping):
+        raise FlatfedError(f"{place} = {shown(description)}: give the name of a part, or a table with it")
+    name = description.get("part")
     if not isinstance(name, str) or name not in known:
-        raise FlatfedError(f"{place}.part = {name!r}: unknown; {did_you_mean(str(name), known)}")
+        raise FlatfedError(f"{place}.part = {shown(name)}: unknown; {did_you_mean(shown(name), known)}")
+    _check_names(description, place)
     kind = known[name]
     options = {key: value for key, value in description.items() if key != "part"}
+    if name == NEUTRAL and options:
+        raise FlatfedError(f"{place}.{next(iter(options))}: unknown; {NEUTRAL!r} has no options")
     if "of" in options:  # a part around another of its slot
         options["of"] = _build_part(slot, options["of"], f"{within}.of")
     try:
         return kind(**options)
-    except ValidationError as error:
-        fields = inspect.signature(kind).parameters
-        raise FlatfedError(one_line(error, fields, prefix=f"{place}.{name}")) from None
+    except FlatfedError as error:
+        raise FlatfedError(f"{place}.{error}") from None
+
+
+def _check_names(description: Mapping[Any, Any], place: str) -> None:
+    for name in description:
+        if not isinstance(name, str):
+            raise FlatfedError(f"{place}: {shown(name)} is not the name of an option; remove it")

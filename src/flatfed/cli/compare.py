@@ -10,10 +10,22 @@ from rich.table import Table
 
 from flatfed.cli.report import end_with_report
 from flatfed.cli.run import run_labelled
-from flatfed.cli.terminal import RUNS, Assignments, RayAddress, Root, Tracking, command, console, on_ray
+from flatfed.cli.terminal import (
+    RUNS,
+    Assignments,
+    RayAddress,
+    Root,
+    Tracking,
+    check_damage,
+    command,
+    console,
+    on_ray,
+    tell,
+)
 from flatfed.core.algorithm import TRANSPORT
-from flatfed.core.errors import DivergedError, FlatfedError
+from flatfed.core.errors import DivergedError, FlatfedError, printable
 from flatfed.runs.compare import DEMO, Contestant, Row, summarise
+from flatfed.runs.files import check_replaceable
 from flatfed.runs.statistics import ClientRow
 from flatfed.training.config import Config, with_assignments
 
@@ -80,25 +92,29 @@ def run_comparison(
         (contestant.label, [contestant.config(base, seed) for seed in seeds]) for contestant in contestants
     ]
     rounds = base.get("training", {}).get("rounds", 0) * len(contestants) * len(seeds)
-    finished = run_labelled(labelled, runs, rounds, tensorboard)
+    check_replaceable(runs / "report.html")
+    finished, damaged = run_labelled(labelled, runs, rounds, tensorboard)
     rows = [
         summarise(label, configs[0].training.lr, folders, target)
         for (label, configs), folders in zip(labelled, finished, strict=True)
         if folders
     ]
     if not rows:
+        check_damage(len(damaged))
         raise DivergedError("no run was left to compare; lower lr or set clip")
     test = labelled[0][1][0].make_federation().test
     _print_rows(rows, target, len(test[0]) if test else 0)
-    console.print(f"Run folders: {runs}")
-    end_with_report(labelled, runs, targets=[target])
+    tell(f"Run folders: {runs}")
+    end_with_report(labelled, runs, damaged, targets=[target])
+    check_damage(len(damaged))
 
 
 def _print_rows(rows: Sequence[Row], target: float, test_samples: int) -> None:
     most_seeds = max(row.seeds for row in rows)
 
     def label(row: Row) -> str:
-        return row.label if row.seeds == most_seeds else f"{row.label} ({row.seeds} of {most_seeds} seeds)"
+        name = printable(row.label)
+        return name if row.seeds == most_seeds else f"{name} ({row.seeds} of {most_seeds} seeds)"
 
     def rounds(row: Row) -> str:
         if row.rounds_to_target is None:

@@ -18,8 +18,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from flatfed.cli.terminal import app, command_of, console
-from flatfed.core.errors import FlatfedError, did_you_mean
+from flatfed.cli.terminal import app, command_of, console, say, tell
+from flatfed.core.errors import FlatfedError, did_you_mean, printable
 from flatfed.data import download
 from flatfed.data.datasets.catalog import CATALOG, DATASETS, DatasetInfo, root_folder
 
@@ -48,10 +48,10 @@ def list_(folder: FolderOption = None) -> None:
             name,
             info.title,
             f"{megabytes:,.0f} MB" if info.downloads else "–",
-            str(located) if located else "not here",
+            printable(str(located)) if located else "not here",
         )
     console.print(table)
-    console.print(f"data folder: {root_folder(folder)}")
+    tell(f"data folder: {root_folder(folder)}")
 
 
 @command
@@ -71,7 +71,7 @@ def get(
         with _progress() as report:
             located = download.get(name, folder, report)
         line = f"{name} is in {located}; flatfed data check {name} loads it and looks at every file."
-    console.print(line, soft_wrap=True)
+    tell(line)
 
 
 @command
@@ -98,7 +98,7 @@ def check(
             _check(info, folder)
         except FlatfedError as error:
             damaged += 1
-            console.print(f"{info.name}: {error}", style="red", soft_wrap=True)
+            say(info.name, str(error), "red")
     if damaged:
         raise typer.Exit(1)
 
@@ -112,10 +112,9 @@ def _check(info: DatasetInfo, folder: Path | None) -> None:
         seconds = time.perf_counter() - start
         label = " ".join([info.name, *map(str, options.values())])
         clients = f", {len(data.group_names):,} natural clients" if data.group_names else ""
-        console.print(
+        tell(
             f"{label}: {len(data.train_targets):,} training and {len(data.test_targets):,} test samples, "
-            f"{data.classes} classes{clients}, in {located} ({seconds:.1f} s)",
-            soft_wrap=True,
+            f"{data.classes} classes{clients}, in {located} ({seconds:.1f} s)"
         )
 
 

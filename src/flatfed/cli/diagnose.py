@@ -10,8 +10,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from flatfed.cli.terminal import app, command_of, console, say
-from flatfed.core.errors import FlatfedError
+from flatfed.cli.terminal import app, command_of, console, say, tell
+from flatfed.core.errors import FlatfedError, printable
 from flatfed.diagnostics import DIAGNOSTICS
 from flatfed.diagnostics import diagnose as measure
 from flatfed.diagnostics.registry import cheap_diagnostics, diagnostic_names
@@ -56,11 +56,11 @@ def diagnose(
         errors: dict[str, FlatfedError] = {}
         contents = measure(folder, chosen, options, again, watch, errors.__setitem__)
     if contents:
-        table = Table("diagnostic", "result", title=Text(str(folder)), title_justify="left")
+        table = Table("diagnostic", "result", title=Text(printable(str(folder))), title_justify="left")
         for name, content in contents.items():
             table.add_row(name, DIAGNOSTICS[name].summary(content["result"]))
         console.print(table)
-        console.print(f"files: {folder / 'diagnostics'}")
+        tell(f"files: {folder / 'diagnostics'}")
     for name, error in errors.items():
         say("error", f"{name}: {str(error).removeprefix(f'{name}: ')}", "red")
     if errors:

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from flatfed.cli.terminal import app, command_of, console
+from flatfed.cli.terminal import app, command_of, tell
 from flatfed.core.errors import FlatfedError
 
 flower = typer.Typer(help="Federations with Flower.", no_args_is_help=True, pretty_exceptions_enable=False)
@@ -42,7 +42,7 @@ def new(folder: Annotated[Path, typer.Argument(help="The folder to make; its nam
         beside = file.name in {"pyproject.toml", "README.md"}
         text = file.read_text().replace(TEMPLATE, name).replace(TEMPLATE.replace("-", "_"), package)
         ((folder if beside else folder / package) / file.name).write_text(text)
-    console.print(f"{folder}: a Flower app on handwritten digits. Next: {folder}/README.md")
+    tell(f"{folder}: a Flower app on handwritten digits. Next: {folder}/README.md")
 
 
 @command_of(flower, "start it again, and it goes on after its last finished round")

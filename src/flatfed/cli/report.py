@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from flatfed.cli.terminal import app, command_of, complain, console, say
+from flatfed.cli.terminal import app, command_of, complain, say, tell
 from flatfed.diagnostics.figures import Table
 from flatfed.report import write_report
 from flatfed.runs.compare import LabelledRuns, run_folder
@@ -30,15 +30,16 @@ def report(
 def end_with_report(
     runs: LabelledRuns,
     root: Path,
+    damaged: Sequence[Path],
     name: str = "report.html",
     *,
     targets: Sequence[float] = (),
     title: str = "",
     tables: Sequence[Table] = (),
 ) -> None:
-    """Reports on a command's runs, without those that diverged in their first round."""
+    """Reports on a command's runs, without damaged ones and those that diverged in their first round."""
     labels = {run_folder(config, root): label for label, configs in runs for config in configs}
-    begun = [folder for folder in labels if RunFolder(folder).read_history()]
+    begun = [folder for folder in labels if folder not in damaged and RunFolder(folder).read_history()]
     if begun:
         _write(begun, root / name, targets=targets, labels=labels, title=title, tables=tables)
 
@@ -48,4 +49,4 @@ def _write(runs: Sequence[Path], output: Path, **options: Any) -> None:
         notes = write_report(runs, output, watch=lambda step: status.update(Text(step)), **options)
     for note in notes:
         say("note", note)
-    console.print(f"Report: {output}", soft_wrap=True)
+    tell(f"Report: {output}")

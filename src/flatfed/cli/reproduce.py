@@ -8,12 +8,13 @@ from rich.table import Table
 
 from flatfed.cli.report import end_with_report
 from flatfed.cli.run import run_labelled
-from flatfed.cli.terminal import RUNS, Assignments, Methods, Only, Root, command, console
+from flatfed.cli.terminal import RUNS, Assignments, Methods, Only, Root, check_damage, command, console
 from flatfed.core.errors import FlatfedError
 from flatfed.diagnostics import figures
 from flatfed.papers import tables
 from flatfed.papers.presets import PaperCell
 from flatfed.papers.reproduce import chosen_cells, measured, remaining_work, seeded
+from flatfed.runs.files import check_replaceable
 from flatfed.runs.folder import RunFolder
 from flatfed.runs.statistics import MEGABYTE, ClientRow, Spread, finite_values, first_round_reaching, total
 
@@ -50,13 +51,15 @@ def reproduce(
         f"{work.gradients:,} gradients, about {_duration(work.seconds)}."
     )
     labelled = [(cell.label, [seeded(cell, seed) for seed in range(seeds)]) for cell in chosen]
-    finished = run_labelled(labelled, runs, work.rounds)
+    name = f"report-{table.replace('/', '-')}.html"
+    check_replaceable(runs / name)
+    finished, damaged = run_labelled(labelled, runs, work.rounds)
     results_tables = _results_tables(list(zip(chosen, finished, strict=True)))
     _print_tables(results_tables)
     for note in tables()[table].notes:
         console.print(f"note: {note}")
-    name = f"report-{table.replace('/', '-')}.html"
-    end_with_report(labelled, runs, name, title=tables()[table].title, tables=results_tables)
+    end_with_report(labelled, runs, damaged, name, title=tables()[table].title, tables=results_tables)
+    check_damage(len(damaged))
 
 
 def _list_tables() -> None:

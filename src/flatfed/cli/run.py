@@ -18,12 +18,13 @@ from flatfed.cli.terminal import (
     on_ray,
     round_progress,
     say,
+    tell,
     trackers,
 )
 from flatfed.core.errors import FlatfedError
 from flatfed.report.pictures import SyntheticPicture
 from flatfed.runs.compare import LabelledRuns, is_complete, run_folder, run_missing
-from flatfed.runs.files import read_json
+from flatfed.runs.files import RunFolderError
 from flatfed.runs.folder import RunFolder
 from flatfed.runs.train import run_config
 from flatfed.training.config import Config, with_assignments
@@ -52,11 +53,10 @@ def resume(
     tensorboard: Tracking = None,
 ) -> None:
     """Go on with an interrupted run, to the same bits as if it had not been interrupted."""
-    existing = RunFolder.existing(folder)
-    values = read_json(existing.path / "config.json")
-    if isinstance(values, dict) and "federation" in values:
+    values = RunFolder.existing(folder).read_config()
+    if "federation" in values:
         raise FlatfedError(f"{folder}: a federation's run; start its Flower app again with the same folder")
-    if not isinstance(values, dict) or "data" not in values:
+    if "data" not in values:
         raise FlatfedError(
             f"{folder}: made from Python, whose model and data are not in the folder; call flatfed.train "
             f"again with folder={str(folder)!r}"
@@ -69,7 +69,7 @@ def resume(
 def run_in_folder(config: Config, folder: Path, tensorboard: Path | None) -> None:
     """Runs what is missing of a config's rounds and says how it ended."""
     if is_complete(config, folder):
-        console.print(f"{folder} is complete: {config.training.rounds} rounds.")
+        tell(f"{folder} is complete: {config.training.rounds} rounds.")
         return
     callbacks: list[Callback] = [SyntheticPicture(folder), *trackers(tensorboard, folder)]
     task = config.make_task()  # may download and complain, which belongs above the bar
@@ -85,13 +85,16 @@ def run_in_folder(config: Config, folder: Path, tensorboard: Path | None) -> Non
             f"{100 * spread.deviation:.1f} points; chance alone gives {100 * spread.chance:.1f}"
         )
     console.print(f"clients were trained by the {finished.path} path: {finished.path_reason}")
-    console.print(f"run folder: {folder}")
+    tell(f"run folder: {folder}")
 
 
 def run_labelled(
     runs: LabelledRuns, root: Path, rounds: int, tensorboard: Path | None = None
-) -> list[list[RunFolder]]:
-    """Runs what is missing under one bar and says what diverged; returns each label's finished runs."""
+) -> tuple[list[list[RunFolder]], list[Path]]:
+    """Runs what is missing under one bar and says what is left out.
+
+    Returns each label's finished runs, and the folders that are damaged.
+    """
     with round_progress() as progress:
         task = progress.add_task("all runs", total=rounds, note="", unit="rounds")
 
@@ -101,5 +104,5 @@ def run_labelled(
         finished, failures = run_missing(runs, root, watch)
         progress.update(task, completed=rounds, note="")
     for failure in failures:
-        say("left out", failure)
-    return finished
+        say("left out", f"{failure.name}: {failure.error}")
+    return finished, [failure.folder for failure in failures if isinstance(failure.error, RunFolderError)]

@@ -6,10 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from flatfed.cli.terminal import console, look, print_facts
+from flatfed.cli.terminal import console, look, print_facts, tell
 from flatfed.core.errors import printable
 from flatfed.data.partition import PARTITIONS, class_counts, summary
 from flatfed.report.split import check_output, describe, terminal_picture, write_picture
+from flatfed.runs.files import check_replaceable
 from flatfed.training.config import Config, with_assignments
 
 
@@ -33,6 +34,7 @@ def split(
     """Show which client holds how many samples of which class."""
     if output is not None:
         check_output(output)
+        check_replaceable(output)
     values: dict[str, Any] = {
         "data": {"dataset": dataset, "clients": clients},
         "partition": {"name": partition},
@@ -52,10 +54,10 @@ def split(
     counts, numbers = class_counts(rows, labels, federation.classes or 1), summary(rows, labels)
     options = ", ".join(f"{key} = {value}" for key, value in config.partition.items() if key != "name")
     title = ", ".join(filter(None, [f"{dataset} over {clients} clients", config.partition["name"], options]))
-    console.print(printable(title), style="bold")
+    console.print(printable(title), style="bold", soft_wrap=True)
     print_facts(describe(numbers))
     coloured = console.color_system is not None and not console.no_color
     console.print(terminal_picture(counts, min(console.width, 140), coloured))
     if output is not None:
         write_picture(output, counts, f"{title}, seed {seed}", numbers)
-        console.print(f"picture: {output}")
+        tell(f"picture: {output}")

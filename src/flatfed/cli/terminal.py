@@ -105,6 +105,18 @@ def _notes() -> Iterator[None]:
         yield
 
 
+def tell(line: str) -> None:
+    """A line of a result, in which there may be words of the user's own."""
+    console.print(printable(line), soft_wrap=True)
+
+
+def check_damage(folders: int) -> None:
+    """The end of a command that has left some run folders out, and named them."""
+    if folders:
+        problem = "run folder is damaged" if folders == 1 else "run folders are damaged"
+        raise FlatfedError(f"{folders} {problem} and left out (see above); restore or remove what is named")
+
+
 def say(kind: str, message: str, style: str = "yellow") -> None:
     """A line about the run beside its results: "note: …", "left out: …"."""
     complain.print(Text.assemble((f"{kind}:", style), f" {printable(message)}"))
@@ -157,7 +169,7 @@ class Watcher:
         if self._server_task is not None:
             self.progress.remove_task(self._server_task)
             self._server_task = None
-        note = self.prefix + describe_round(now.record)
+        note = printable(self.prefix) + describe_round(now.record)
         if self.before is None:
             self.progress.update(self.task, advance=1, note=note)
         else:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from flatfed.cli.terminal import (
     RUNS,
@@ -17,12 +18,14 @@ from flatfed.cli.terminal import (
     Only,
     Root,
     Watcher,
+    check_damage,
     command,
     console,
     round_progress,
     say,
+    tell,
 )
-from flatfed.core.errors import DivergedError, FlatfedError
+from flatfed.core.errors import DivergedError, FlatfedError, printable
 from flatfed.papers import tables
 from flatfed.papers.reproduce import chosen_cells
 from flatfed.runs.tune import Search, Trial, parse_grid
@@ -80,8 +83,10 @@ def tune(
         progress.update(task, completed=sum(rounds), note="")
     for subject, search, ended in zip(subjects, searches, results, strict=True):
         _print_trials(ended, search, subject.label)
-    _print_best(subjects, results)
-    console.print(f"Run folders are in {runs}; the same command runs what is missing.")
+    damaged = sum(trial.state == "left out" for ended in results for trial in ended)
+    _print_best(subjects, results, damaged)
+    tell(f"Run folders are in {runs}; the same command runs what is missing.")
+    check_damage(damaged)
 
 
 def _subjects(
@@ -111,28 +116,36 @@ def _set_options(assignments: Sequence[str]) -> str:
 
 
 def _print_trials(trials: Sequence[Trial], search: Search, title: str) -> None:
-    table = Table(title=title, title_justify="left")
-    for header in (*search.grid, f"accuracy %\n({search.metric})", "rounds", "state", "run folder"):
+    table = Table(title=Text(printable(title)), title_justify="left")
+    for header in (
+        *map(printable, search.grid),
+        f"accuracy %\n({search.metric})",
+        "rounds",
+        "state",
+        "run folder",
+    ):
         table.add_column(header, justify="left" if header in {"state", "run folder"} else "right")
     for trial in trials:
-        if trial.state == "diverged":
-            say("diverged", f"{' '.join(trial.assignments)}: {trial.note}")
+        if trial.state in {"diverged", "left out"}:
+            say(trial.state, f"{' '.join(trial.assignments)}: {trial.note}")
         value = "–" if trial.value is None else f"{100 * trial.value:.2f}"
         values = [assignment.partition("=")[2] for assignment in trial.assignments]
-        table.add_row(*values, value, str(trial.rounds), trial.state, trial.folder.name)
+        cells = (*values, value, str(trial.rounds), trial.state, trial.folder.name)
+        table.add_row(*map(printable, cells))
     console.print(table)
 
 
-def _print_best(subjects: Sequence[Subject], results: Sequence[Sequence[Trial]]) -> None:
+def _print_best(subjects: Sequence[Subject], results: Sequence[Sequence[Trial]], damaged: int) -> None:
     lines = [
         subject.command + _set_options(trials[0].assignments)
         for subject, trials in zip(subjects, results, strict=True)
         if trials and trials[0].state == "complete"
     ]
     if not lines:
+        check_damage(damaged)
         raise DivergedError(
             "no trial ran to its end; add smaller values of training.lr to the grid or set clip"
         )
     console.print("best:")
     for line in lines:
-        console.print(line, soft_wrap=True)
+        tell(line)

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from flatfed.core.context import ClientContext
+from flatfed.core.errors import FlatfedError
 from flatfed.core.part import (
     SLOTS,
     Aggregator,
@@ -37,7 +38,7 @@ def short_names(keys: Iterable[str]) -> dict[str, str]:
     return {key: name if names.count(name) == 1 else key for key, name in zip(keys, names, strict=True)}
 
 
-class ImpossibleComposition(ValueError):
+class ImpossibleComposition(FlatfedError):
     """Parts that cannot work together, with the reason."""
 
 

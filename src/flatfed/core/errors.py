@@ -30,19 +30,23 @@ def check_choice(option: str, value: object, known: Iterable[str]) -> None:
     """Refuse a value that is not one of the known names."""
     known = list(known)
     if value not in known:
-        raise FlatfedError(f"{option} = {value!r}: unknown; {did_you_mean(str(value), known)}")
+        raise FlatfedError(f"{option} = {shown(value)}: unknown; {did_you_mean(shown(value), known)}")
 
 
 def one_line(error: ValidationError, known: Iterable[str] = (), prefix: str = "") -> str:
     """The first complaint of a validation as `field = value: reason`, and how many more there are."""
-    complaints = error.errors()
+    complaints, known = error.errors(), list(known)
     first = complaints[0]
     kind, unknown = first["type"], first["type"] in {"extra_forbidden", "unexpected_keyword_argument"}
     # The first item is a field, and so is the last one if it is unknown; they may be called "int".
     field_places = {0, len(first["loc"]) - 1} if unknown else {0}
     names = [
-        str(item) for place, item in enumerate(first["loc"]) if place in field_places or not _is_noise(item)
+        str(item)[:60]
+        for place, item in enumerate(first["loc"])
+        if place in field_places or not _is_noise(item)
     ]
+    if names and isinstance(first["loc"][0], int) and first["loc"][0] < len(known):
+        names[0] = known[first["loc"][0]]  # a positional argument
     field = ".".join([prefix, *names] if prefix else names)
     if unknown:
         line = f"{field}: unknown; {did_you_mean(names[-1], known)}"
@@ -67,7 +71,10 @@ def _is_noise(item: Any) -> bool:
 
 def shown(value: Any) -> str:
     """A value in one short line."""
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:  # an integer of thousands of digits
+        text = f"<{type(value).__name__}>"
     return text if len(text) <= 60 else text[:57] + "…"
 
 

@@ -12,7 +12,7 @@ model. Whole-number buffers are rounded after that; a buffer that no client chan
 the first evaluation of a local step moves them, so a sharpness-aware step counts its batch once, at the
 point where it first looks at it.
 
-`unit` gives vectors length 1.
+`length` and `unit` are exact for vectors of any size.
 """
 
 import copy
@@ -46,6 +46,8 @@ class Layout:
         dtypes = {value.dtype for _, value in parameters}
         if len(dtypes) > 1:
             raise FlatfedError(f"model: parameters have several dtypes {sorted(map(str, dtypes))}; use one")
+        if any(dtype.is_complex for dtype in dtypes):
+            raise FlatfedError("model: it has complex parameters; keep real and imaginary parts in real ones")
         self.entries = tuple(Entry(name, value.shape, value.numel()) for name, value in parameters)
         self.sizes = [entry.size for entry in self.entries]
         self.size = sum(self.sizes)
@@ -111,11 +113,16 @@ def load_buffers(module: nn.Module, buffers: Mapping[str, Tensor]) -> None:
 
 def buffer_change(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What a client's training did to its buffers; exactly zero where nothing changed, infinities too."""
-    return {
-        name: torch.where(after[name] == value, 0, after[name] - value).to(torch.float64)
-        for name, value in before.items()
-        if value.dtype != torch.bool
-    }
+    changes = {}
+    for name, value in before.items():
+        if value.is_complex() and not torch.equal(value, after[name]):
+            raise FlatfedError(f"model: its buffer {name!r} is complex and changes, which cannot be averaged")
+        if value.dtype != torch.bool:
+            pair = (value, after[name])
+            # Small and unsigned whole numbers have no room for every difference.
+            old, new = pair if value.is_floating_point() else (tensor.real.long() for tensor in pair)
+            changes[name] = torch.where(new == old, 0, new - old).to(torch.float64)
+    return changes
 
 
 def apply_buffer_change(buffers: Mapping[str, Tensor], mean: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -169,6 +176,20 @@ class BoundModel:
         self._address = vector.data_ptr()
 
 
+def length(vector: Tensor) -> Tensor:
+    """‖v‖ over the last axis, kept; also where squares are too small or too large for the dtype."""
+    norm = torch.linalg.vector_norm(vector, dim=-1, keepdim=True)
+    limits = torch.finfo(vector.dtype)
+    # So small that squares which were too small to count may be missing, or no number at all.
+    doubtful = (norm < (vector.shape[-1] * limits.tiny / limits.eps) ** 0.5) | ~torch.isfinite(norm)
+    if bool(doubtful.any()):
+        # Divided by a power of 2, which is exact.
+        scale = torch.exp2(torch.frexp(vector.abs().amax(-1, keepdim=True).double()).exponent.double())
+        scaled = torch.linalg.vector_norm(vector / scale, dim=-1, keepdim=True, dtype=torch.float64)
+        norm = torch.where(doubtful, (scaled * scale).to(norm.dtype), norm)
+    return norm
+
+
 def unit(vector: Tensor) -> Tensor:
     """v / ‖v‖ over the last axis, and 0 where v = 0."""
     return vector / divisor(vector)
@@ -176,11 +197,5 @@ def unit(vector: Tensor) -> Tensor:
 
 def divisor(vector: Tensor) -> Tensor:
     """What to divide vectors by to give them length 1: ‖v‖ over the last axis, kept, and 1 where v = 0."""
-    norm = torch.linalg.vector_norm(vector, dim=-1, keepdim=True)
-    limits = torch.finfo(vector.dtype)
-    # So small that squares which were too small to count may be missing.
-    doubtful = norm < (vector.shape[-1] * limits.tiny / limits.eps) ** 0.5
-    if bool(doubtful.any()):
-        exact = torch.linalg.vector_norm(vector, dim=-1, keepdim=True, dtype=torch.float64)
-        norm = torch.where(doubtful, exact.to(vector.dtype), norm)
-    return torch.where(norm > 0, norm, 1)
+    norm = length(vector)
+    return torch.where(norm > 0, norm, 1).clamp(max=torch.finfo(vector.dtype).max)

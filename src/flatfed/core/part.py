@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
-from pydantic import ConfigDict
+from pydantic import ConfigDict, ValidationError
 from torch import Tensor
 
 from flatfed.core.context import (
@@ -24,7 +24,7 @@ from flatfed.core.context import (
     Stepped,
     TaskStep,
 )
-from flatfed.core.errors import FlatfedError
+from flatfed.core.errors import FlatfedError, one_line
 from flatfed.core.flat import all_finite
 from flatfed.core.state import Reads, Size, State, Vector, Vectors
 
@@ -70,12 +70,29 @@ class StepBound(NamedTuple):
     """Whether the bound holds under weight decay at all."""
 
 
-class Part:
+def snake_case(name: str) -> str:
+    return "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")
+
+
+class _PartType(type):
+    """Parts are made with one-line errors."""
+
+    def __call__(cls, *positional: Any, **named: Any) -> Any:
+        try:
+            return super().__call__(*positional, **named)
+        except ValidationError as error:
+            known: list[str] = [item.name for item in fields(cls)] if is_dataclass(cls) else []
+            raise FlatfedError(one_line(error, known, prefix=snake_case(cls.__name__))) from None
+
+
+class Part(metaclass=_PartType):
     """One ingredient. Everything has a neutral default, so a part overrides only what it is about."""
 
     slot: ClassVar[str]
     # An option that a part does not know is refused; a part may hold another.
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid", arbitrary_types_allowed=True, strict=True
+    )
     needs_float_inputs: ClassVar[bool] = False
 
     def __repr__(self) -> str:
@@ -320,8 +337,7 @@ def plus_shift(model: Tensor, shift: Tensor | None) -> Tensor:
 
 def part_name(part: Part | type[Part]) -> str:
     """The snake_case name by which a part is called in config files."""
-    kind = part if isinstance(part, type) else type(part)
-    return "".join("_" + c.lower() if c.isupper() else c for c in kind.__name__).lstrip("_")
+    return snake_case((part if isinstance(part, type) else type(part)).__name__)
 
 
 def describe_part(part: Part) -> dict[str, Any]:

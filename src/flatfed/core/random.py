@@ -74,14 +74,7 @@ def _is_random(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return bool(args[position] if len(args) > position else kwargs.get("dropout_p", 0.0))
 
 
-class _Mode(TorchDispatchMode):
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # Else torch imports its compiler on first use, which takes every process a second.
-        return False
-
-
-class _RouteRandomness(_Mode):
+class RouteRandomness(TorchDispatchMode):
     """Sends the random operations of this thread to one generator.
 
     torch's default generator is one per process, so dropout would otherwise depend on which thread comes
@@ -91,6 +84,13 @@ class _RouteRandomness(_Mode):
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()
         self.generator = generator
+        self.drew = self.rerouted = False
+        """Whether there was one, and one that would have drawn from torch's global stream."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Else torch imports its compiler on first use, which takes every process a second.
+        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -98,12 +98,14 @@ class _RouteRandomness(_Mode):
         kwargs = kwargs or {}
         if not _is_random(func, args, kwargs):
             return func(*args, **kwargs)
+        self.drew = True
         if torch._C._current_autograd_node() is not None:
             raise FlatfedError(
                 "model: it draws random numbers again in the backward pass, which would not be the same; "
                 "switch off activation checkpointing or dropout"
             )
         if func in _WITH_GENERATOR:
+            self.rerouted = True
             return _WITH_GENERATOR[func](*args, generator=self.generator, **kwargs)
         names = [argument.name for argument in func._schema.arguments]
         if "generator" not in names:
@@ -113,31 +115,12 @@ class _RouteRandomness(_Mode):
             )
         position = names.index("generator")
         if kwargs.get("generator") is None and (len(args) <= position or args[position] is None):
+            self.rerouted = True
             args = args[:position]
             kwargs = {**kwargs, "generator": self.generator}
         return func(*args, **kwargs)
 
 
-class _NoticeRandomness(_Mode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen = False
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        self.seen = self.seen or _is_random(func, args, kwargs)
-        return func(*args, **kwargs)
-
-
 def routed(generator: torch.Generator | None) -> AbstractContextManager[Any]:
     """Inside, every random operation of torch on this thread draws from `generator` (None: no change)."""
-    return nullcontext() if generator is None else _RouteRandomness(generator)
-
-
-def draws_random_numbers(call: Callable[[], object]) -> bool:
-    """Whether a call executes a random operation; torch's global stream is left as it was."""
-    with torch.random.fork_rng(devices=[]), _NoticeRandomness() as notice:
-        call()
-    return bool(notice.seen)
+    return nullcontext() if generator is None else RouteRandomness(generator)

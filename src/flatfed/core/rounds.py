@@ -7,17 +7,20 @@ provide the gradients. `server_round` merges the cohort's mean uploads into the 
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from flatfed.core import random
-from flatfed.core.algorithm import Algorithm
-from flatfed.core.context import Affine, ClientContext, MergeContext, Oracle
-from flatfed.core.part import Compressor, Correction
+from flatfed.core.algorithm import Algorithm, ImpossibleComposition, Member
+from flatfed.core.context import Affine, Carry, ClientContext, MergeContext, Oracle
+from flatfed.core.errors import DivergedError
+from flatfed.core.flat import length
+from flatfed.core.part import Compressor, Correction, part_name
 from flatfed.core.settings import Training
-from flatfed.core.state import State
+from flatfed.core.state import State, Vectors, owned
 
 
 class ClientResult(NamedTuple):
@@ -33,8 +36,7 @@ class ClientResult(NamedTuple):
 
 def clipped(gradient: Tensor, limit: float) -> Tensor:
     """Scaled down to a norm of `limit` over the last axis where it is longer."""
-    norm = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
-    return gradient * (limit / norm).clamp(max=1.0)
+    return gradient * (limit / length(gradient)).clamp(max=1.0)
 
 
 class _Step:
@@ -94,16 +96,20 @@ def client_round(
 ) -> ClientResult:
     """K local steps; `point` [..., P] is working memory that already holds the received model.
 
-    The gradient is clipped (`clip_stage="loss"`), corrected, perhaps clipped then ("total"), and decayed at
-    the unperturbed local model. A part that accumulates gradients over steps takes the decayed one.
+    The gradient is clipped (`clip_stage="loss"`; full gradients, too), corrected, perhaps clipped then
+    ("total"), and decayed at the unperturbed local model. A part that accumulates gradients over steps takes
+    the decayed one.
     `context.displacement` is working memory too: zeros at the start, and the displacement at the end.
     """
+    clip_loss = training.clip if training.clip_stage == "loss" else None
+    clip_total = training.clip if training.clip_stage == "total" else None
+    if clip_loss is not None:
+        # What parts make of a full gradient acts beside clipped ones.
+        whole = context.full_gradient
+        context = replace(context, full_gradient=lambda: clipped(whole(), clip_loss))
     gradient_rule, (gradient_member, *correction_members) = algorithm.gradient, algorithm.client_members
     gradient_context = gradient_member.context(context)
     carry = gradient_rule.begin(gradient_context)
-    clip_loss, clip_total = (
-        training.clip if training.clip_stage == stage else None for stage in ("loss", "total")
-    )
     stages = [
         _Stage(correction, member.context(context))
         for correction, member in zip(algorithm.corrections, correction_members, strict=True)
@@ -124,9 +130,12 @@ def client_round(
     if decay and not decay_first:
         folded = folded.then(Affine(spring=decay, pull=-decay * context.origin))
     step = _Step(folded, start)
+    _check_factors((folded, *(stage.affine or Affine() for stage in stages)), context, training)
 
     for rate, oracle in zip(context.rates, oracles, strict=True):
         direction, carry = gradient_rule.gradient(point, oracle, gradient_context, carry)
+        if direction.shape != point.shape:
+            raise _misfit(gradient_member.owner, direction, point)
         if clip_loss is not None:
             direction = clipped(direction, clip_loss)
         if decay_first:
@@ -139,15 +148,58 @@ def client_round(
         torch.sub(point, start, out=displacement)
         drift.append(torch.linalg.vector_norm(displacement, dim=-1).square())
 
-    client: dict[str, Tensor] = {}
+    handed: list[Handed] = [(gradient_member, gradient_context, carry)]
+    for stage, member in zip(stages, correction_members, strict=True):
+        handed.append((member, stage.context, stage.carry))
+    client, upload = _finished(algorithm, context, handed)
+    return ClientResult(client, upload, displacement, torch.stack(drift))
+
+
+Handed = tuple[Member, ClientContext, Carry]
+
+
+def _finished(
+    algorithm: Algorithm, context: ClientContext, handed: Iterable[Handed]
+) -> tuple[Vectors, Vectors]:
+    """What the parts make of the round for the client and for the server, as they declared it."""
+    displacement = context.displacement
+    client: Vectors = {}
     upload = {"displacement": displacement}
-    carries = (carry, *(stage.carry for stage in stages))
-    contexts = (gradient_context, *(stage.context for stage in stages))
-    for member, seen, carried in zip(algorithm.client_members, contexts, carries, strict=True):
-        finish = member.part.finish(seen, carried, displacement)
+    for member, seen, carry in handed:
+        finish = member.part.finish(seen, carry, displacement)
         client |= member.keyed(member.client, finish.client)
         upload |= member.keyed(member.uploads, finish.upload)
-    return ClientResult(client, upload, displacement, torch.stack(drift))
+    for key in (key for member in algorithm.members for key in member.client.values()):
+        # What a part does not hand back it keeps.
+        old, new = context.client[key], client.setdefault(key, context.client[key])
+        if new.shape[-1:] != old.shape[-1:] or new.dtype != old.dtype:
+            raise _misfit(key, new, old)
+    for key in algorithm.uploads:
+        if key not in upload:
+            raise ImpossibleComposition(f"{key}: its part declares this upload and never hands it back")
+        if algorithm.declared_uploads[key].size == "model" and upload[key].shape != displacement.shape:
+            raise _misfit(key, upload[key], displacement)
+    upload = owned(upload, context.received, context.client)
+    return owned(client, context.received, context.client, upload, {"": displacement}), upload
+
+
+def _check_factors(affines: Iterable[Affine], context: ClientContext, training: Training) -> None:
+    dtype = context.displacement.dtype
+    for affine in affines:
+        factor = max(1.0, *context.rates) * max(abs(affine.scale), affine.spring)
+        if factor > torch.finfo(dtype).max:
+            raise DivergedError(
+                f"round {context.round + 1}: a step has the factor {factor:.3g}, which {dtype} cannot hold; "
+                f"lower lr (now {training.lr:g}), weight_decay or the algorithm's weights"
+            )
+
+
+def _misfit(name: str, found: Tensor, expected: Tensor) -> ImpossibleComposition:
+    """A vector of another shape would be broadcast, which nobody would notice."""
+    return ImpossibleComposition(
+        f"{name}: {list(found.shape)} {found.dtype} was handed back where {list(expected.shape)} "
+        f"{expected.dtype} belongs; mend the part"
+    )
 
 
 class Encoded(NamedTuple):
@@ -174,7 +226,7 @@ def encode_uploads(
         encoded.payloads[key], encoded.decoded[key] = payload, decoded
         if compress.remembers:
             encoded.memory[algorithm.memory_key(key)] = compress.memory(target, decoded, kept)
-    return encoded
+    return encoded._replace(memory=owned(encoded.memory, upload, memory, encoded.decoded))
 
 
 @torch.no_grad()
@@ -206,7 +258,13 @@ def server_round(
             shift = correction.shift(member.seen(merged))
     member = algorithm.member(algorithm.server)
     update = algorithm.server.update(member.seen(server), member.received(mean), shift, context)
-    return merged | member.keyed(member.server, update)
+    merged |= member.keyed(member.server, update)
+    changed = {key: vector for key, vector in merged.items() if vector is not server.get(key)}
+    for key, vector in changed.items():
+        old = server.get(key, vector)
+        if (vector.shape, vector.dtype) != (old.shape, old.dtype):
+            raise _misfit(key, vector, old)
+    return merged | owned(changed, server, mean)
 
 
 class Broadcast(NamedTuple):
@@ -220,5 +278,7 @@ class Broadcast(NamedTuple):
 def broadcast(algorithm: Algorithm, server: State, buffers: State) -> Broadcast:
     """What the server sends to every participant."""
     start = algorithm.start.start(algorithm.member(algorithm.start).seen(server))
+    if (start.shape, start.dtype) != (server["model"].shape, server["model"].dtype):
+        raise _misfit(part_name(algorithm.start), start, server["model"])
     vectors = {key: start if key == "model" else server[key] for key in algorithm.broadcast}
     return Broadcast(vectors, buffers)

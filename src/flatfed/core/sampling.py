@@ -8,6 +8,7 @@ import math
 import torch
 from torch import Tensor
 
+from flatfed.core.errors import FlatfedError
 from flatfed.core.random import numpy_generator, torch_generator
 from flatfed.core.settings import Training
 
@@ -41,6 +42,7 @@ def batches(training: Training, samples: int, round_number: int, client: int) ->
     """The positions of each local step's samples among the client's own."""
     generator = torch_generator(training.seed, "batches", round_number, client)
     size = training.batch_size
+    _check_work(training, samples)
     if size is None:
         steps = training.local_steps or training.local_epochs or 1
         return [torch.arange(samples)] * steps
@@ -54,6 +56,26 @@ def batches(training: Training, samples: int, round_number: int, client: int) ->
     needed = training.local_steps * size
     orders = [torch.randperm(samples, generator=generator) for _ in range(-(-needed // samples))]
     return list(torch.cat(orders)[:needed].split(size))
+
+
+def _check_work(training: Training, samples: int) -> None:
+    """Refuses a round of one client whose batches alone would take minutes or gigabytes to draw."""
+    steps, size = local_steps(training, samples), training.batch_size or samples
+    drawn = steps * size if training.local_steps is not None else (training.local_epochs or 1) * samples
+    passes = -(-drawn // max(1, samples))
+    for count, most, unit in (
+        (steps, 10**7, "steps"),
+        (drawn if training.batch_size else 0, 10**8, "samples"),
+        (passes if training.batch_size else 0, 10**6, "passes over its data"),
+    ):
+        if count > most:
+            names = [
+                name for name in ("local_epochs", "local_steps", "batch_size") if getattr(training, name)
+            ]
+            raise FlatfedError(
+                f"{', '.join(f'{name} = {getattr(training, name)}' for name in names)}: a round of a client "
+                f"with {samples} samples would be {count:.2g} {unit}; use at most {most:.0e}"
+            )
 
 
 def local_steps(training: Training, samples: int) -> int:

@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 
 from flatfed.core.errors import FlatfedError, one_line
-from flatfed.core.types import Count, NonNegative, Positive, PositiveShare, Seed
+from flatfed.core.types import SMALLEST, Count, NonNegative, Positive, PositiveShare, Seed
 
 
 class CheckedModel(BaseModel):
@@ -73,12 +73,17 @@ class Training(CheckedModel):
         return None if value == "full" else value
 
     @model_validator(mode="after")
-    def _one_of_two(self) -> Self:
+    def _together(self) -> Self:
         for one, other in (("participation", "participants"), ("local_epochs", "local_steps")):
             if getattr(self, one) is not None and getattr(self, other) is not None:
                 raise ValueError(
                     f"{one} = {getattr(self, one)} and {other} = {getattr(self, other)}: give only one"
                 )
+        if self.rate(self.rounds - 1) < SMALLEST:
+            raise ValueError(
+                f"lr_decay = {self.lr_decay:g}: in round {self.rounds} single precision cannot hold the step "
+                f"size {self.lr:g} · {self.lr_decay:g}^{self.rounds - 1}; raise lr_decay or take fewer rounds"
+            )
         return self
 
     def cohort_size(self, clients: int) -> int:

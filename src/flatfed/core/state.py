@@ -6,16 +6,21 @@ vector has a key of its own, the owning part's name and the vector's, so two par
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
 from torch import Tensor
+
+from flatfed.core.errors import FlatfedError
 
 if TYPE_CHECKING:
     from flatfed.core.part import Part
 
+MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+"""In bytes."""
 State = Mapping[str, Tensor]
 Vectors = dict[str, Tensor]
 Size = Literal["model", "inputs", "inputs_squared", "channels", "classes", "one"]
@@ -66,9 +71,10 @@ class Dimensions:
 
     @property
     def inputs(self) -> int:
-        return int(np.prod(self.input_shape))
+        return math.prod(self.input_shape)
 
     def length(self, vector: Vector) -> int:
+        """Refuses what this machine's memory cannot hold even once."""
         lengths: dict[Size, int] = {
             "model": self.parameters,
             "inputs": self.inputs,
@@ -77,7 +83,13 @@ class Dimensions:
             "classes": self.classes,
             "one": 1,
         }
-        return vector.count * (self.classes if vector.per_class else 1) * lengths[vector.size]
+        length = vector.count * (self.classes if vector.per_class else 1) * lengths[vector.size]
+        if 4 * length > MEMORY:
+            raise FlatfedError(
+                f"{vector.name}: {length:.3g} numbers are more than this machine's memory holds; lower the "
+                "option of the algorithm that asks for them, or use a smaller model or smaller inputs"
+            )
+        return length
 
 
 def initial_state(vectors: Iterable[Vector], dimensions: Dimensions, model: Tensor) -> Vectors:
@@ -87,3 +99,36 @@ def initial_state(vectors: Iterable[Vector], dimensions: Dimensions, model: Tens
         else model.new_full((dimensions.length(vector),), vector.initial)
         for vector in vectors
     }
+
+
+def check_like(state: State, expected: State, where: str) -> None:
+    """Refuses a stored state by the name of the first vector that is not as expected."""
+    for name in expected:
+        if name not in state:
+            raise FlatfedError(f"{where}: it lacks {name!r}; it is of another algorithm or damaged")
+    for name, vector in state.items():
+        if name not in expected:
+            raise FlatfedError(f"{where}: {name!r} does not belong there; it is of another algorithm")
+        kind, known = (vector.shape, vector.dtype), (expected[name].shape, expected[name].dtype)
+        if kind != known:
+            raise FlatfedError(
+                f"{where}: {name!r} is {list(kind[0])} {kind[1]} where {list(known[0])} {known[1]} belongs; "
+                "it is of another model or algorithm"
+            )
+
+
+def owned(vectors: State, *given: State) -> Vectors:
+    """The vectors, copied where they share memory with one before them or with what was given.
+
+    A part may hand back what it was given; two vectors of a state must not change together.
+    """
+
+    def memory(vector: Tensor) -> int:
+        return vector.untyped_storage().data_ptr()
+
+    taken = {memory(vector) for state in given for vector in state.values()}
+    own = {}
+    for key, vector in vectors.items():
+        own[key] = vector.clone() if memory(vector) in taken else vector
+        taken.add(memory(own[key]))
+    return own

@@ -29,6 +29,8 @@ def matching_rows(
     generator: np.random.Generator,
 ) -> list[Indices]:
     """For each client `size` rows of the test set, classes as in the client's `parts` of the training set."""
+    if size > len(test_labels):
+        raise ValueError(f"there are {len(test_labels)} test samples; ask for as many or fewer")
     classes = int(max(train_labels.max(), test_labels.max())) + 1
     pools = [np.flatnonzero(test_labels == label) for label in range(classes)]
     available = np.array([len(pool) for pool in pools])

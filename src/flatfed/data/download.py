@@ -2,30 +2,29 @@
 
 A file is downloaded beside its destination, compared with the published checksum, unpacked there and only
 then renamed into place; whatever happens, no half file is left under a data set's name. Archives may hold
-nothing but files and folders, none of which leaves the destination.
+nothing but files and folders, none of which leaves the destination, and no more than `files.largest_file()`
+bytes together.
 """
 
 import fnmatch
 import functools
-import gzip
 import http.client
-import shutil
 import stat
 import tarfile
 import tempfile
 import urllib.error
 import urllib.request
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, NamedTuple
 
 from flatfed.core.errors import FlatfedError, did_you_mean
 from flatfed.data.datasets.catalog import CATALOG, DatasetInfo, Download, Folder, brief, root_folder
+from flatfed.data.files import CHUNK, RegularFile, UnpackedFile, UnsoundArchiveError, check_largest
 
-CHUNK = 1 << 20
+MOST_MEMBERS = 400_000  # files in an archive
 TIMEOUT = 30  # seconds without an answer
 
 ReportProgress = Callable[[str, int, int | None], None]  # the step, bytes so far, bytes in all if known
@@ -49,7 +48,11 @@ def get(name: str, folder: Folder = None, report: ReportProgress = lambda *_: No
         raise FlatfedError(f"{root}: cannot be made ({error.strerror}); give another folder") from None
     for download in info.downloads:
         with tempfile.TemporaryDirectory(prefix=".download-", dir=root) as temporary:
-            _fetch(info, download, root, Path(temporary), report)
+            try:
+                _fetch(info, download, root, Path(temporary), report)
+            except OSError as error:
+                reason = brief(error)
+                raise FlatfedError(f"{root}: cannot be written to ({reason}); give another folder") from None
     return root / info.folders[0]
 
 
@@ -85,7 +88,7 @@ def _download_any(
     reasons = []
     for url in download.urls:
         try:
-            _download(url, path, functools.partial(report, download.file))
+            _download(url, path, download.size, functools.partial(report, download.file))
         except _Unreachable as error:
             reasons.append(f"{url} {error}")
             path.unlink(missing_ok=True)
@@ -103,8 +106,8 @@ class _Unreachable(Exception):
     """A file that a server does not give, and why."""
 
 
-def _download(url: str, path: Path, report: Callable[[int, int | None], None]) -> None:
-    """Write what a server sends to a new file."""
+def _download(url: str, path: Path, size: int, report: Callable[[int, int | None], None]) -> None:
+    """Write what a server sends to a new file, unless it is far more than the published `size`."""
     done = 0
     request = urllib.request.Request(url, headers={"User-Agent": "flatfed"})
     try:
@@ -124,17 +127,21 @@ def _download(url: str, path: Path, report: Callable[[int, int | None], None]) -
                 raise _Unreachable(f"broke off after {done:,} bytes ({brief(error)})") from None
             if not chunk:
                 break
-            output.write(chunk)
             done += len(chunk)
+            if done > 2 * size + CHUNK:
+                raise _Unreachable(f"sends more than {done:,} bytes where {size:,} are published")
+            output.write(chunk)
             report(done, total)
     if total is not None and done != total:
         raise _Unreachable(f"broke off after {done:,} of {total:,} bytes")
 
 
-# An entry of an archive: its name, whether it is a folder, whether a link or device, and how to open it.
-_Member = tuple[str, bool, bool, Callable[[], IO[bytes] | None]]
-# What the standard library raises for archives that are cut off, damaged or encrypted.
-_BROKEN = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, EOFError, zlib.error, RuntimeError)
+class _Member(NamedTuple):
+    name: str
+    size: int  # as the archive says
+    is_folder: bool
+    is_special: bool  # a link or device
+    open: Callable[[], IO[bytes] | None]
 
 
 def unpack(archive: Path, folder: Path, contents: tuple[str, ...]) -> None:
@@ -143,9 +150,13 @@ def unpack(archive: Path, folder: Path, contents: tuple[str, ...]) -> None:
     def unsafe(name: str, reason: str) -> FlatfedError:
         return FlatfedError(f"{archive.name}: holds {name!r}, {reason}; nothing was unpacked, do not use it")
 
-    kept = 0
+    kept, declared, unpacked = 0, 0, 0
     try:
-        for name, is_folder, is_special, open_member in _members(archive):
+        for number, (name, size, is_folder, is_special, open_member) in enumerate(_members(archive)):
+            if number == MOST_MEMBERS:
+                raise UnsoundArchiveError(f"more than {number:,} files")
+            declared += size
+            check_largest(archive.name, declared)  # what is skipped has to be unpacked as well
             path = PurePosixPath(name)
             if is_special:
                 raise unsafe(name, "a link or device")
@@ -160,9 +171,16 @@ def unpack(archive: Path, folder: Path, contents: tuple[str, ...]) -> None:
             if source is None or target.exists():
                 raise unsafe(name, "a second time")
             with source, target.open("xb") as output:
-                shutil.copyfileobj(source, output, CHUNK)
+                while chunk := source.read(CHUNK):
+                    unpacked += len(chunk)
+                    check_largest(archive.name, unpacked)
+                    output.write(chunk)
             kept += 1
-    except _BROKEN as error:
+    except FlatfedError:
+        raise
+    except Exception as error:  # archives that are cut off, damaged or encrypted can raise anything
+        if isinstance(error, OSError) and error.errno:
+            raise  # for the disk, not the archive
         raise FlatfedError(
             f"{archive.name}: not a whole archive ({brief(error)}); delete it if it is yours and try again"
         ) from None
@@ -171,16 +189,26 @@ def unpack(archive: Path, folder: Path, contents: tuple[str, ...]) -> None:
 
 
 def _members(archive: Path) -> Iterator[_Member]:
-    if zipfile.is_zipfile(archive):
-        with zipfile.ZipFile(archive) as zipped:
+    with RegularFile(archive) as file:
+        if not zipfile.is_zipfile(archive):
+            yield from _tar_members(file)
+            return
+        with zipfile.ZipFile(file) as zipped:
             for entry in zipped.infolist():
                 special = stat.S_IFMT(entry.external_attr >> 16) not in {0, stat.S_IFREG, stat.S_IFDIR}
-                yield entry.filename, entry.is_dir(), special, functools.partial(zipped.open, entry)
-    else:
-        with tarfile.open(archive) as tar:
-            for item in tar:
-                special = not (item.isreg() or item.isdir())
-                yield item.name, item.isdir(), special, functools.partial(tar.extractfile, item)
+                open_entry = functools.partial(zipped.open, entry)
+                yield _Member(entry.filename, entry.file_size, entry.is_dir(), special, open_entry)
+
+
+def _tar_members(file: RegularFile) -> Iterator[_Member]:
+    packed = file.read(2) == b"\x1f\x8b"
+    file.seek(0)
+    stream = UnpackedFile(fileobj=file) if packed else file
+    with tarfile.open(fileobj=stream, mode="r:") as tar:
+        for item in tar:
+            special = not (item.isreg() or item.isdir())
+            open_item = functools.partial(tar.extractfile, item)
+            yield _Member(item.name, item.size, item.isdir(), special, open_item)
 
 
 def _kept_parts(parts: tuple[str, ...], contents: tuple[str, ...]) -> tuple[str, ...]:

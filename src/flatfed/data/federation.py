@@ -21,6 +21,8 @@ from flatfed.core.flat import all_finite
 from flatfed.data.transform import AsStored, Transform
 
 Samples = tuple[Tensor, Tensor]
+IGNORED = -100  # the target that torch's losses leave out
+INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 
 
 class ClientData(NamedTuple):
@@ -106,9 +108,12 @@ class Federation(ABC):
         test: Samples | None = None,
         client_tests: Sequence[Samples] | None = None,
     ) -> PooledFederation:
-        """A federation from each client's (inputs, targets), and from each one's own test samples."""
+        """A federation from each client's (inputs, targets), and from each one's own test samples.
+
+        Everything is copied: later changes of the tensors do not reach the federation, nor its work them.
+        """
         tests = None if client_tests is None else Pool.joined("client_tests", client_tests)
-        return PooledFederation(Pool.joined("clients", clients), test, client_tests=tests)
+        return PooledFederation(Pool.joined("clients", clients), _copied(test), client_tests=tests)
 
     @staticmethod
     def from_dataset(
@@ -120,10 +125,11 @@ class Federation(ABC):
         """A federation from a map-style dataset of (input, target) and each client's sample numbers.
 
         `client_tests` are the numbers of each client's samples in `test`; clients may share them. The dataset
-        is read once and kept as tensors; random transforms in it are therefore drawn once.
+        is read once and copied; random transforms in it are therefore drawn once, and later changes of it do
+        not reach the federation.
         """
         pool = Pool("clients", *_as_tensors(dataset), indices)
-        test_samples = _as_tensors(test) if isinstance(test, Dataset) else test
+        test_samples = _as_tensors(test) if isinstance(test, Dataset) else _copied(test)
         if client_tests is None:
             return PooledFederation(pool, test_samples)
         if test_samples is None:
@@ -141,44 +147,76 @@ class Federation(ABC):
         """A federation whose clients' data are loaded when they take part; `load(client)` must be pure.
 
         Workers may be forked processes: open files (of h5py, say) inside `load`, not before the training.
-        `client_tests(client)` loads a client's own test samples in the same way.
+        `client_tests(client)` loads a client's own test samples in the same way. What it returns is used as
+        it is and never changed; `test` is copied.
         """
-        return LoadedFederation(clients, load, test, client_tests)
+        return LoadedFederation(clients, load, _copied(test), client_tests)
 
 
-def _as_tensors(dataset: Dataset[Any]) -> Samples:
+def _copied(test: Samples | None) -> Samples | None:
+    if test is None:
+        return None
+    inputs, targets = checked_samples("test", test)
+    return inputs.clone(), targets.clone()
+
+
+def _as_tensors(dataset: Any) -> Samples:
     if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
-        return dataset.tensors[0], dataset.tensors[1]
-    samples = [dataset[index] for index in range(len(dataset))]  # type: ignore[arg-type]
+        return dataset.tensors[0].clone(), dataset.tensors[1].clone()
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise FlatfedError("dataset: it has no length or no numbered samples; give a map-style dataset")
+    samples = [dataset[index] for index in range(len(dataset))]
     if not samples:
         raise FlatfedError("dataset: it is empty; give it samples")
-    return (
-        torch.stack([torch.as_tensor(inputs) for inputs, _ in samples]),
-        torch.stack([torch.as_tensor(target) for _, target in samples]),
-    )
-
-
-def checked_samples(name: str, pair: Any, like: Tensor | None = None, whose: str = "the clients'") -> Samples:
-    """(inputs, targets) as tensors, from tensors, arrays or lists; their shape must be that of `like`."""
     try:
-        inputs, targets = map(torch.as_tensor, pair)
+        columns = zip(*samples, strict=True)
+        inputs, targets = (torch.stack([torch.as_tensor(value) for value in column]) for column in columns)
     except (TypeError, ValueError, RuntimeError) as error:
+        raise FlatfedError(
+            f"dataset: its samples are not (input, target) of one shape ({first_line(error)}); make them so"
+        ) from None
+    return inputs, targets
+
+
+def checked_samples(
+    name: str, pair: Any, like: Samples | None = None, whose: str = "the clients'"
+) -> Samples:
+    """(inputs, targets) as tensors, from tensors, arrays or lists; of the shape and type of `like`."""
+    try:
+        inputs, targets = (torch.as_tensor(values).detach() for values in pair)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise FlatfedError(
             f"{name}: give (inputs, targets) as tensors or arrays ({first_line(error)})"
         ) from None
+    for what, tensor in (("inputs", inputs), ("targets", targets)):
+        if tensor.dim() == 0 or tensor.is_meta or tensor.layout != torch.strided:
+            raise FlatfedError(f"{name}: its {what} are no plain tensor [samples, …]; give one")
     if len(inputs) == 0:
         raise FlatfedError(f"{name}: it has no samples; leave it out or give it data")
     if len(inputs) != len(targets):
         raise FlatfedError(f"{name}: {len(inputs)} inputs but {len(targets)} targets; give as many of each")
     for what, tensor in (("inputs", inputs), ("targets", targets)):
-        if tensor.is_floating_point() and not all_finite(tensor):
+        numbers = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+        if numbers.is_floating_point() and not all_finite(numbers):
             raise FlatfedError(f"{name}: its {what} contain NaN or infinity; clean the data first")
-    if like is not None and inputs.shape[1:] != like.shape[1:]:
-        raise FlatfedError(
-            f"{name}: its inputs are shaped {list(inputs.shape[1:])}, {whose} {list(like.shape[1:])}; "
-            "use one shape"
-        )
+    if not targets.is_floating_point() and bool((targets == IGNORED).all()):
+        raise _all_ignored(name)
+    if like is not None:
+        for what, tensor, other in (("inputs", inputs, like[0]), ("targets", targets, like[1])):
+            for word, own, others in (
+                ("shaped", list(tensor.shape[1:]), list(other.shape[1:])),
+                ("of type", tensor.dtype, other.dtype),
+            ):
+                if own != others:
+                    problem = f"its {what} are {word} {own}, {whose} {others}"
+                    raise FlatfedError(f"{name}: {problem}; make them alike")
     return inputs, targets
+
+
+def _all_ignored(name: str) -> FlatfedError:
+    return FlatfedError(
+        f"{name}: all its targets are {IGNORED}, which losses leave out; give it labels or leave it out"
+    )
 
 
 class Pool:
@@ -189,28 +227,47 @@ class Pool:
     ) -> None:
         if len(rows) == 0:
             raise FlatfedError(f"{name}: the list is empty; give at least one client's samples")
-        sizes = torch.tensor([len(own) for own in rows])
+        try:
+            numbers = [torch.as_tensor(own) for own in rows]
+            sizes = torch.tensor([len(own) for own in numbers])
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise FlatfedError(
+                f"{name}: give each client's sample numbers as a list or tensor ({first_line(error)})"
+            ) from None
         if (sizes == 0).any():
             number = int((sizes == 0).nonzero()[0])
             raise FlatfedError(
                 f"{name}[{number}]: it has no samples; leave it out or split the data differently"
             )
+        for number, own in enumerate(numbers):
+            if own.dim() != 1 or own.dtype not in INTEGERS:
+                raise FlatfedError(
+                    f"{name}[{number}]: its sample numbers are {own.dtype} {list(own.shape)}; give a list of "
+                    "whole numbers"
+                )
         self.inputs, self.targets = checked_samples(name, (inputs, targets))
         # One flat tensor with offsets: a list of a million small tensors would cost a kilobyte each.
-        self.rows = torch.cat([torch.as_tensor(own, dtype=torch.int64) for own in rows])
+        self.rows = torch.cat([own.to(torch.int64) for own in numbers])
         self.offsets = F.pad(sizes.cumsum(0), (1, 0))
         for row in (int(self.rows.max()), int(self.rows.min())):
             if not 0 <= row < len(inputs):
                 raise FlatfedError(f"{name}: sample number {row} is outside the data (0 … {len(inputs) - 1})")
+        if not self.targets.is_floating_point():
+            labelled = (self.targets != IGNORED).reshape(len(self.targets), -1).any(1)
+            per_client = F.pad(labelled[self.rows].cumsum(0), (1, 0))[self.offsets].diff()
+            if (per_client == 0).any():
+                raise _all_ignored(f"{name}[{int((per_client == 0).nonzero()[0])}]")
 
     @classmethod
     def joined(cls, name: str, clients: Sequence[Samples]) -> Pool:
         """The pool of each client's own (inputs, targets)."""
+        if not isinstance(clients, Sequence):
+            raise FlatfedError(f"{name}: give a list of (inputs, targets), one for each client")
         if not clients:
             raise FlatfedError(f"{name}: the list is empty; give at least one (inputs, targets)")
         first = checked_samples(f"{name}[0]", clients[0])
         checked = [first] + [
-            checked_samples(f"{name}[{number}]", pair, first[0], "those of client 0")
+            checked_samples(f"{name}[{number}]", pair, first, "those of client 0")
             for number, pair in enumerate(clients[1:], 1)
         ]
         inputs, targets = map(torch.cat, zip(*checked, strict=True))
@@ -246,7 +303,7 @@ class PooledFederation(Federation):
         client_tests: Pool | None = None,
     ) -> None:
         self.pool, self.client_tests = pool, client_tests
-        self.test = None if test is None else checked_samples("test", test, pool.inputs)
+        self.test = None if test is None else checked_samples("test", test, (pool.inputs, pool.targets))
         self.transform, self.classes = transform, classes
         sizes = pool.offsets.diff()
         self.total_samples = len(pool.rows)
@@ -256,7 +313,8 @@ class PooledFederation(Federation):
                 raise FlatfedError(
                     f"client_tests: there are {len(client_tests)} for {len(pool)} clients; give one for each"
                 )
-            checked_samples("client_tests", (client_tests.inputs, client_tests.targets), pool.inputs)
+            samples = (client_tests.inputs, client_tests.targets)
+            checked_samples("client_tests", samples, (pool.inputs, pool.targets))
 
     def __len__(self) -> int:
         return len(self.pool)
@@ -302,9 +360,10 @@ class LoadedFederation(Federation):
         test: Samples | None,
         load_test: Callable[[int], Samples] | None = None,
     ) -> None:
-        if clients < 1:
-            raise FlatfedError(f"clients = {clients}: must be at least 1")
-        self._clients, self._load, self._load_test, self.test = clients, load, load_test, test
+        if not isinstance(clients, int) or isinstance(clients, bool) or clients < 1:
+            raise FlatfedError(f"clients = {clients!r}: must be a whole number, at least 1")
+        self.test = None if test is None else checked_samples("test", test)
+        self._clients, self._load, self._load_test = clients, load, load_test
         self._device = torch.device("cpu")
 
     def __len__(self) -> int:
@@ -317,7 +376,7 @@ class LoadedFederation(Federation):
         return self._load_test and self._checked(f"client_tests[{number}]", self._load_test(number))
 
     def _checked(self, name: str, samples: Samples) -> ClientData:
-        inputs, targets = checked_samples(name, samples)
+        inputs, targets = checked_samples(name, samples, self.test, "those of the test data")
         return ClientData(inputs.to(self._device), targets.to(self._device))
 
     def to(self, device: torch.device) -> LoadedFederation:

@@ -20,7 +20,7 @@ from flatfed.deployment.site_store import SiteStore
 from flatfed.deployment.spec import FederationSpec
 from flatfed.engines.planning import make_plan
 from flatfed.engines.threads import WorkerThreads, single_threaded
-from flatfed.engines.worker import Evaluator, Snapshot, TrainedClient, Worker, no_unexpected_draws
+from flatfed.engines.worker import Evaluator, Snapshot, TrainedClient, Worker
 from flatfed.training.evaluation import evaluate_clients
 
 STATE = "flatfed-state"
@@ -125,7 +125,7 @@ class _Site:
         state = self.store.read_state(request, fresh) if fresh else None
         state = fresh if state is None else state
         worker = Worker(plan, self.model, self.federation.to(plan.device))
-        with single_threaded(), no_unexpected_draws(plan):
+        with single_threaded():
             torch.set_num_threads(self.threads)
             trained = worker.train_client(request.client, broadcast, state, request.round)
         self._check_finite(trained, broadcast.buffers)

@@ -24,7 +24,7 @@ from flatfed.engines.execution import Execution
 from flatfed.engines.planning import Metric
 from flatfed.runs.identity import Identity, digest_of, federation_identity
 from flatfed.training.config import Config, make_model
-from flatfed.training.task import check_version, default_metrics
+from flatfed.training.task import check_metrics, check_version, default_metrics
 
 PROTOCOL = 3
 """Sites and servers of different numbers do not understand each other."""
@@ -92,6 +92,7 @@ class FederationSpec:
     """As of a `Task`: for what cannot be compared, such as a lambda; change it whenever that changes."""
 
     def __post_init__(self) -> None:
+        check_metrics(self.used_metrics)
         check_version(self.name, self.version)
 
     @classmethod

@@ -50,13 +50,12 @@ def drift(subject: Subject, *, clients: Count | None = 10, tick: Tick = silent) 
     by_client: dict[int, list[float]] = {client: [] for client in members}
     last: dict[int, Tensor] = {}
 
-    def visit(trained: list[int], step: int, points: Tensor) -> None:
-        last.update(zip(trained, points - origin, strict=True))
-        for client in trained:
-            if step > 0:
-                distance = float(last[client].square().sum())
-                by_step.setdefault(step, []).append(distance)
-                by_client[client].append(distance)
+    def visit(client: int, step: int, model: Tensor) -> None:
+        last[client] = model - origin
+        if step > 0:
+            distance = float(last[client].square().sum())
+            by_step.setdefault(step, []).append(distance)
+            by_client[client].append(distance)
 
     subject.local_models(members, visit, tick)
     return {

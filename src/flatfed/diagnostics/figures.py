@@ -34,10 +34,6 @@ class Figure:
     method: int | None = None
     """The number of the method that the whole figure is about, if it is about one."""
 
-    @property
-    def is_empty(self) -> bool:
-        return not self.traces
-
 
 @dataclass(frozen=True)
 class TableCell:
@@ -55,10 +51,6 @@ class Table:
     rows: Sequence[Sequence[TableCell]]
     note: str = ""
 
-    @property
-    def is_empty(self) -> bool:
-        return not self.rows
-
 
 Content = Sequence[Figure | Table]
 
@@ -73,11 +65,13 @@ def cell(
         return TableCell("–")
     if isinstance(value, str):
         return TableCell(value, value)
-    if isinstance(value, Spread) and value.deviation:
-        return TableCell(value.text(digits, scale) + more, value.mean * scale)
+    mean = scale * (value.mean if isinstance(value, Spread) else value)
+    if abs(mean) >= 1e15:
+        return TableCell(f"{mean:.4g}{more}", mean)
     # Where all seeds agree, "± 0" says nothing.
-    mean = value.mean if isinstance(value, Spread) else value
-    return TableCell(f"{mean * scale:,.{digits}f}{more}", mean * scale)
+    if isinstance(value, Spread) and value.deviation:
+        return TableCell(value.text(digits, scale) + more, mean)
+    return TableCell(f"{mean:,.{digits}f}{more}", mean)
 
 
 def percent(value: Spread | None) -> TableCell:
@@ -94,10 +88,9 @@ def significant(value: Spread | float | None) -> TableCell:
     """A number of any size and sign, to four digits."""
     if value is None:
         return TableCell("–")
-    if isinstance(value, Spread) and value.deviation > 0:
-        return TableCell(f"{value.mean:.4g} ± {value.deviation:.2g}", value.mean)
-    mean = value.mean if isinstance(value, Spread) else value
-    return TableCell(f"{mean:.4g}", mean)
+    spread = value if isinstance(value, Spread) else Spread(value, 0)
+    deviation = f" ± {spread.deviation:.2g}" if spread.deviation > 0 else ""
+    return TableCell(f"{spread.mean:.4g}{deviation}", spread.mean)
 
 
 def brief(value: float | None) -> str:

@@ -1,6 +1,6 @@
 """Diagnostics of a run folder: RUN/diagnostics/NAME.json, measured again only when something has changed."""
 
-import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -10,9 +10,10 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from flatfed.core.errors import FlatfedError, did_you_mean, one_line
-from flatfed.diagnostics.registry import DIAGNOSTICS, cheap_diagnostics
+from flatfed.diagnostics.plain import plain, read_plain
+from flatfed.diagnostics.registry import DIAGNOSTICS, MISUNDERSTANDINGS, cheap_diagnostics
 from flatfed.diagnostics.subject import Subject, Tick, inspect_folder, silent
-from flatfed.runs.files import read_json, write_json
+from flatfed.runs.files import write_json
 from flatfed.runs.folder import RunFolder
 
 FORMAT = 1
@@ -59,10 +60,15 @@ def diagnose(
                 f"{folder}: it holds another run or state than the subject; inspect the task and the run of "
                 f"flatfed.train(…, folder={str(folder)!r})"
             )
-        (folder / "diagnostics").mkdir(exist_ok=True)
+        results = folder / "diagnostics"
+        if not results.is_dir() and os.path.lexists(results):
+            raise FlatfedError(f"{results}: not a folder, so no result can be written there; remove it")
+        results.mkdir(exist_ok=True)
         for name in names:
-            path = folder / "diagnostics" / f"{name}.json"
+            path = results / f"{name}.json"
             try:
+                if path.is_dir():
+                    raise FlatfedError(f"{path}: a folder, so no result can be written there; remove it")
                 head = {"format": FORMAT, "name": name, **state, **_options(name, chosen)}
                 content = None if again else _kept(path, head)
                 if content is None:
@@ -96,19 +102,13 @@ def _state(folder: Path) -> dict[str, Any]:
 
 
 def _kept(path: Path, head: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The content of a file that was measured in the same way, if there is one that can be read."""
+    """The content of a file that was measured in the same way, if there is one that can be understood."""
+    left_out: list[str] = []
     try:
-        content = read_json(path) if path.exists() else {}
-    except FlatfedError:
+        content = read_plain(path, left_out) if path.exists() else {}
+        if not isinstance(content, dict) or any(content.get(key) != value for key, value in head.items()):
+            return None
+        DIAGNOSTICS[head["name"]].summary(content["result"])
+    except MISUNDERSTANDINGS:  # it is damaged, or of another version
         return None
-    same = isinstance(content, dict) and all(content.get(key) == value for key, value in head.items())
-    return content if same and "result" in content else None
-
-
-def plain(value: Any) -> Any:
-    """The value without NaN and infinities, which JSON does not have."""
-    if isinstance(value, dict):
-        return {key: plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return None if left_out else content

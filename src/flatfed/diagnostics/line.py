@@ -95,11 +95,10 @@ def line(
             f"{len(subject.model):,}; only equal models can be joined"
         )
     end_buffers = {name: value.to(subject.model.device) for name, value in last.buffers.items()}
-    if _shapes(end_buffers) != _shapes(subject.buffers):
+    theirs, own = (
+        {name: value.shape for name, value in state.items()} for state in (end_buffers, subject.buffers)
+    )
+    if theirs != own:
         raise FlatfedError(f"other = {other!r}: its model has other buffers; only equal models can be joined")
     position = torch.linspace(-beyond, 1 + beyond, points).tolist()
     return {"other": other, **between(subject, end, end_buffers, position, samples, tick)}
-
-
-def _shapes(buffers: State) -> dict[str, torch.Size]:
-    return {name: value.shape for name, value in buffers.items()}

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatfed.core.sampling import batches
+from flatfed.core.sampling import local_steps
 from flatfed.core.types import Count
 from flatfed.diagnostics import figures
 from flatfed.diagnostics.registry import diagnostic
@@ -20,11 +20,6 @@ def evenly_spaced(last: int, count: int) -> list[int]:
     """At most `count` numbers from 0 to `last`, both included."""
     parts = max(1, min(count, last + 1) - 1)
     return sorted({math.ceil(last * part / parts) for part in range(parts + 1)})
-
-
-def largest_distance(models: Tensor) -> float:
-    """max ‖x_i − x_j‖ over pairs of models [C, P]."""
-    return float(torch.cdist(models, models, compute_mode="donot_use_mm_for_euclid_dist").max())
 
 
 def summary(result: figures.Result) -> str:
@@ -48,20 +43,17 @@ def local_stability(
     """
     members = subject.some_clients(clients)
     # As long as all of them still train.
-    steps = min(
-        len(batches(subject.training, len(subject.federation.client(client)), subject.round, client))
-        for client in members
-    )
+    sizes = [len(subject.federation.client(client)) for client in members]
+    steps = min(local_steps(subject.training, size) for size in sizes)
     room = MEMORY // (len(members) * len(subject.model) * subject.model.element_size())
     looked_at = evenly_spaced(steps, max(2, min(points, room)))
     models: dict[int, dict[int, Tensor]] = {step: {} for step in looked_at}
 
-    def visit(trained: list[int], step: int, at: Tensor) -> None:
+    def visit(client: int, step: int, model: Tensor) -> None:
         if step in models:
-            models[step].update(zip(trained, at.clone(), strict=True))
+            models[step][client] = model.clone()
 
     subject.local_models(members, visit, tick)
-    return {
-        "steps": looked_at,
-        "discrepancy": [largest_distance(torch.stack(list(models[step].values()))) for step in looked_at],
-    }
+    stacked = (torch.stack(list(models[step].values())) for step in looked_at)
+    distances = (torch.cdist(at, at, compute_mode="donot_use_mm_for_euclid_dist") for at in stacked)
+    return {"steps": looked_at, "discrepancy": [float(pairs.max()) for pairs in distances]}

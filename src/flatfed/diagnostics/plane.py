@@ -67,8 +67,8 @@ def plane(
     origin = subject.received["model"]
     last: dict[int, Tensor] = {}
 
-    def visit(trained: list[int], step: int, at: Tensor) -> None:
-        last.update(zip(trained, at.clone(), strict=True))
+    def visit(client: int, _: int, model: Tensor) -> None:
+        last[client] = model
 
     subject.local_models(members, visit, part_of(tick, 0, 0.3))
     moved = torch.stack([last[client] - origin for client in members])
@@ -87,6 +87,5 @@ def plane(
 
     x, y = axis(feet[:, 0]), axis(feet[:, 1])
     first, second = directions
-    watch = part_of(tick, 0.3, 1)
-    losses = losses_on_plane(subject, origin, first, second, x, y, data, watch)
+    losses = losses_on_plane(subject, origin, first, second, x, y, data, part_of(tick, 0.3, 1))
     return {"x": x, "y": y, "loss": losses, "points": marks}

@@ -53,6 +53,8 @@ class Diagnostic:
 
 
 DIAGNOSTICS: dict[str, Diagnostic] = {}
+MISUNDERSTANDINGS = (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError)
+"""What `summary` and `show` may raise about a result that is not as `measure` returns it."""
 
 
 def diagnostic(

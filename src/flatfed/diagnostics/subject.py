@@ -23,6 +23,7 @@ from flatfed.core.rounds import broadcast
 from flatfed.core.settings import Training
 from flatfed.core.state import State
 from flatfed.data.federation import Federation, Samples
+from flatfed.diagnostics.plain import read_plain
 from flatfed.engines.chunks import chunks
 from flatfed.engines.client_store import ClientStore
 from flatfed.engines.engine import Engine
@@ -30,7 +31,6 @@ from flatfed.engines.execution import Execution
 from flatfed.engines.planning import Plan
 from flatfed.engines.server_loss import server_loss
 from flatfed.engines.worker import Snapshot, Worker
-from flatfed.runs.files import read_json
 from flatfed.runs.folder import RunFolder
 from flatfed.runs.identity import run_identity
 from flatfed.runs.train import Run, train
@@ -91,11 +91,6 @@ class Subject:
     def identity(self) -> str:
         """Tells this training from any other."""
         return run_identity(self.task, self.plan).digest
-
-    @property
-    def initial_model(self) -> Tensor:
-        """The model [P] that the training started from."""
-        return self.plan.layout.vector(self.task.model).to(self.plan.device)
 
     @property
     def received(self) -> State:
@@ -206,18 +201,19 @@ class Subject:
         train(task, self.algorithm, training, self.execution, callbacks=[callback])
 
     def local_models(
-        self, clients: Sequence[int], visit: Callable[[list[int], int, Tensor], None], tick: Tick = silent
+        self, clients: Sequence[int], visit: Callable[[int, int, Tensor], None], tick: Tick = silent
     ) -> None:
         """Trains clients for one round from the present state and visits every local model on the way.
 
-        `visit(members, k, points)` gets the models [C, P] of some clients after k steps, k = 0 … K.
+        `visit(client, k, model)` gets a client's model [P] after k steps, k = 0 … K.
         """
         members: list[int] = []
         step = 0
 
         def see(point: Tensor) -> None:
             nonlocal step
-            visit(members, step, point if point.dim() > 1 else point[None])
+            for client, model in zip(members, point if point.dim() > 1 else point[None], strict=True):
+                visit(client, step, model)
             step += 1
 
         watched = replace(self.algorithm, correct=(_Watched(see), *self.algorithm.corrections))
@@ -285,7 +281,10 @@ def inspect(
 def inspect_folder(folder: Path) -> Iterator[Subject]:
     """A run's last checkpoint, rebuilt from the run folder alone."""
     existing = RunFolder.existing(folder)
-    values = read_json(folder / "config.json")
+    problems: list[str] = []
+    values = read_plain(folder / "config.json", problems)
+    if problems:
+        raise FlatfedError(problems[0])
     if not isinstance(values, dict) or "data" not in values:
         raise FlatfedError(
             f"{folder}: made from Python, whose model and data are not in the folder; there, use "
@@ -301,9 +300,16 @@ def inspect_folder(folder: Path) -> Iterator[Subject]:
                 f"{folder}: its checkpoint was made with other data or by another version of flatfed; "
                 "use that version or run it again"
             )
-        existing.checkpoints.load_clients(engine.clients)
         state = TrainingState(checkpoint.server, checkpoint.buffers, checkpoint.round)
+        first = TrainingState.initial(engine.plan, task.model)
+        if _forms(state.server) != _forms(first.server) or _forms(state.buffers) != _forms(first.buffers):
+            raise FlatfedError(f"{existing.checkpoints.server_path}: of another model or algorithm")
+        existing.checkpoints.load_clients(engine.clients)
         yield _subject(task, execution, engine, state, engine.clients)
+
+
+def _forms(tensors: State) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (value.shape, value.dtype) for name, value in tensors.items()}
 
 
 def _subject(

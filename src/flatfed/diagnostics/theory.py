@@ -41,7 +41,7 @@ import torch
 from torch import Tensor
 
 from flatfed.core.algorithm import Algorithm
-from flatfed.core.sampling import batches
+from flatfed.core.sampling import batches, local_steps
 from flatfed.core.settings import Training
 from flatfed.core.types import Count
 from flatfed.diagnostics import figures
@@ -106,7 +106,7 @@ def examined_sizes(subject: Subject) -> list[int]:
 
 def most_steps(subject: Subject) -> int:
     """The most local steps that an examined client takes in a round."""
-    return max(len(batches(subject.training, size, 0, 0)) for size in examined_sizes(subject))
+    return max(local_steps(subject.training, size) for size in examined_sizes(subject))
 
 
 def batch_gradients(subject: Subject, model: Tensor, client: int, count: int) -> Tensor:
@@ -121,9 +121,10 @@ def batch_gradients(subject: Subject, model: Tensor, client: int, count: int) ->
 
 def gradient_bound(subject: Subject, clients: int = 10, count: int = 3) -> float:
     """Θ: the longest of some clients' batch gradients at the first and at the present model."""
+    initial_model = subject.plan.layout.vector(subject.task.model).to(subject.model)
     return max(
         float(torch.linalg.vector_norm(batch_gradients(subject, model, client, count), dim=1).max())
-        for model in (subject.initial_model, subject.model)
+        for model in (initial_model, subject.model)
         for client in subject.some_clients(clients)
     )
 

@@ -20,7 +20,8 @@ _BACKWARD: dict[type[nn.Module], Callable[[Tensor, Tensor], Tensor]] = {
     nn.Sigmoid: torch.ops.aten.sigmoid_backward,
 }
 """The slope before an activation, from the slope behind it and its value."""
-_HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+BACKWARD_HOOKS = ("backward_hooks", "backward_pre_hooks")
+_HOOKS = ("forward_hooks", "forward_pre_hooks", *BACKWARD_HOOKS)
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,10 @@ def dense_layers(module: nn.Module, layout: Layout, loss: Loss) -> list[Layer] |
     """The layers of a stack under cross-entropy, or None for every other model and loss."""
     children = list(_flat_children(module))
     linear = [child for child in children if type(child) is nn.Linear]
-    if loss is not F.cross_entropy or not linear or children[-1] is not linear[-1] or _is_changed(module):
+    if loss is not F.cross_entropy or not linear or children[-1] is not linear[-1]:
+        return None
+    # Modules that do something else than their classes say.
+    if has_hooks(module, _HOOKS) or any("forward" in vars(part) for part in module.modules()):
         return None
     own = [value for child in linear for value in (child.weight, child.bias) if value is not None]
     # In this order and nothing else, once each, all of them trained.
@@ -70,13 +74,10 @@ def dense_layers(module: nn.Module, layout: Layout, loss: Loss) -> list[Layer] |
     return layers
 
 
-def _is_changed(module: nn.Module) -> bool:
-    """Whether its modules do something else than their classes say."""
-    everywhere = any(getattr(nn.modules.module, f"_global_{name}") for name in _HOOKS)
-    return everywhere or any(
-        "forward" in vars(part) or any(getattr(part, f"_{name}") for name in _HOOKS)
-        for part in module.modules()
-    )
+def has_hooks(module: nn.Module, kinds: Sequence[str]) -> bool:
+    """Whether some of its modules, or all modules everywhere, have hooks of these kinds."""
+    everywhere = any(getattr(nn.modules.module, f"_global_{kind}") for kind in kinds)
+    return everywhere or any(getattr(part, f"_{kind}") for part in module.modules() for kind in kinds)
 
 
 def _flat_children(module: nn.Module) -> Iterator[nn.Module]:

@@ -25,7 +25,7 @@ from flatfed.engines.planning import Plan
 from flatfed.engines.processes import WorkerPool, can_fork
 from flatfed.engines.sums import CohortCollector, CohortSums, Piece
 from flatfed.engines.threads import WorkerThreads, available_cores
-from flatfed.engines.worker import Snapshot, Worker, no_unexpected_draws
+from flatfed.engines.worker import Snapshot, Worker
 
 
 class ChunkJob(NamedTuple):
@@ -48,7 +48,7 @@ class ChunkTrainer:
     def __call__(self, job: ChunkJob) -> CohortSums:
         model = job.broadcast.vectors["model"]
         states = [self.clients.load(slots.old, model) for slots in job.slots]
-        with no_unexpected_draws(self.plan), self.threads.worker() as worker:
+        with self.threads.worker() as worker:
             sums, new_states = worker.train(job.members, job.broadcast, states, job.round)
         for slots, state in zip(job.slots, new_states, strict=True):
             self.clients.write(slots.new, state)
@@ -105,5 +105,7 @@ class LocalEngine:
         return self._threads.evaluate(snapshot, samples)
 
     def close(self) -> None:
-        self._pool.close()
-        self._threads.close()
+        try:
+            self._pool.close()
+        finally:
+            self._threads.close()

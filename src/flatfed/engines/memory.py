@@ -9,7 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-_SMALLEST = 2**16
+from flatfed.core.errors import FlatfedError
+
+_SMALLEST, _RESERVED = 2**16, 2**20
 
 
 class GrowingMemory:
@@ -25,6 +27,7 @@ class GrowingMemory:
         else:
             with tempfile.TemporaryFile(dir=folder) as file:
                 self._file = os.dup(file.fileno())
+        self._on_disk, self._reserved = not in_memory, 0
         self._mapped: mmap.mmap | None = None
         self._closed = weakref.finalize(self, os.close, self._file)
 
@@ -33,6 +36,8 @@ class GrowingMemory:
 
         Whoever is the first to look beyond the end enlarges the file; two at once might cut it off again.
         """
+        if count == 0:
+            return torch.empty(0, dtype=dtype)
         end = start + count * dtype.itemsize
         mapped = self._mapped
         if mapped is None or len(mapped) < end:
@@ -42,7 +47,21 @@ class GrowingMemory:
                 size = max(2 * end, _SMALLEST)
                 os.ftruncate(self._file, size)
             mapped = self._mapped = mmap.mmap(self._file, size)
+        if self._on_disk and end > self._reserved:
+            self._reserve(min(len(mapped), -(-end // _RESERVED) * _RESERVED))
         return torch.frombuffer(mapped, dtype=dtype, count=count, offset=start)
+
+    def _reserve(self, end: int) -> None:
+        """Takes room on the disk before it is written to, which would end the process if there were none."""
+        if hasattr(os, "posix_fallocate"):
+            try:
+                os.posix_fallocate(self._file, self._reserved, end - self._reserved)
+            except OSError as error:
+                raise FlatfedError(
+                    f"client_memory: a scratch file cannot grow to {end} bytes ({error.strerror}); free some "
+                    "room on its disk, or give a larger client_memory"
+                ) from None
+        self._reserved = end
 
     @property
     def size(self) -> int:

@@ -6,10 +6,11 @@ batch and the same random draws, and only the first moves buffers.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vjp, vmap
+from torch.func import grad_and_value, vjp, vmap
 
 from flatfed.core.errors import FlatfedError
 from flatfed.core.flat import BoundModel, Layout, Loss, buffers_of, load_buffers
@@ -22,6 +23,10 @@ UNEXPECTED_DRAWS = (
     "model: it (or the function that loads a client's data) drew from torch's global random stream in "
     "training, though not when it was first tried, so results would depend on the order of work; draw in "
     "every forward pass or in none, and load data without drawing"
+)
+UNEXPECTED_EDIT = (
+    "model: it edited its inputs in place in training, though not when it was first tried, so another "
+    "gradient of the same step would see other inputs; let it work on a copy of them"
 )
 
 
@@ -81,11 +86,14 @@ class ModuleOracle(_Oracle):
         generator = None
         if self.random_key is not None:
             generator = torch.Generator(self.inputs.device).manual_seed(self.random_key)
+        version = inputs._version
         with torch.enable_grad(), routed(generator):
             loss = self.loss_function(bound.module(inputs), self.targets)
             gradients = torch.autograd.grad(
                 loss, [*bound.parameters, *more], allow_unused=True, materialize_grads=True
             )
+        if inputs._version != version:
+            raise FlatfedError(UNEXPECTED_EDIT)
         if kept is not None:
             load_buffers(bound.module, kept)
         self._record(loss)
@@ -97,13 +105,27 @@ class MatrixGradients:
     """The gradients of a chunk of clients at once: point [C, P], inputs [C, B, …] → [C, P] and losses [C]."""
 
     def __init__(self, module: nn.Module, layout: Layout, loss: Loss) -> None:
-        tensors = [*module.named_parameters(), *module.named_buffers()]
-        # What is trained takes the place of the module's own.
-        constants = {name: value.detach() for name, value in tensors}
+        names = {entry.name for entry in layout.entries}
+        trained = {id(value): name for name, value in module.named_parameters() if name in names}
+        # Every place at which one stands, for it may stand at several. Torch's functional_call would leave
+        # behind its own tensors in a submodule that has two names.
+        places = [
+            (part._parameters, own_name, trained[id(value)])
+            for part in module.modules()
+            for own_name, value in part._parameters.items()
+            if id(value) in trained
+        ]
 
         def loss_of(point: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-            outputs = functional_call(module, {**constants, **layout.views(point)}, (inputs,))
-            return loss(outputs, targets)
+            views: dict[str, Any] = layout.views(point)
+            originals = [parameters[own_name] for parameters, own_name, _ in places]
+            for parameters, own_name, name in places:
+                parameters[own_name] = views[name]
+            try:
+                return loss(module(inputs), targets)
+            finally:
+                for (parameters, own_name, _), original in zip(places, originals, strict=True):
+                    parameters[own_name] = original
 
         self.loss_of = loss_of
         self.layers = dense_layers(module, layout, loss)
@@ -151,8 +173,11 @@ class MatrixOracle(_Oracle):
         self.gradients, self.inputs, self.targets = gradients, inputs, targets
 
     def __call__(self, point: Tensor) -> Tensor:
+        version = self.inputs._version
         with _no_draws():
             gradient, loss = self.gradients.plain(point, self.inputs, self.targets)
+        if self.inputs._version != version:
+            raise FlatfedError(UNEXPECTED_EDIT)
         self._record(loss)
         return gradient
 

@@ -13,14 +13,15 @@ from torch import Tensor, nn
 from flatfed.core import random
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.errors import FlatfedError, first_line
-from flatfed.core.flat import BoundModel, Layout, Loss, buffer_change, buffers_of, load_buffers
+from flatfed.core.flat import BoundModel, Layout, Loss
 from flatfed.core.part import ServerTask
-from flatfed.core.sampling import batches, equal_batches
+from flatfed.core.sampling import equal_batches
 from flatfed.core.settings import Training
 from flatfed.core.state import Dimensions
 from flatfed.data.federation import Federation, PooledFederation
-from flatfed.engines.dense import dense_layers
+from flatfed.engines.dense import BACKWARD_HOOKS, dense_layers, has_hooks
 from flatfed.engines.oracles import MatrixGradients
+from flatfed.engines.trial import Trial, bound_copy, check_model, plain_torch, protect_inputs, try_model
 
 MATRIX_PARAMETERS = 2**18
 """Larger models keep a core busy by themselves, and a matrix of them falls out of the cache."""
@@ -62,10 +63,10 @@ class SampleShape:
         dtypes = [str(dtype).removeprefix("torch.") for dtype in (self.input_dtype, self.target_dtype)]
         return f"inputs {list(self.inputs)} {dtypes[0]}, targets {list(self.targets)} {dtypes[1]}"
 
-    def classes(self, outputs: torch.Size | None) -> int:
+    def classes(self, outputs: Any) -> int:
         """The number of classes, where targets are labels and outputs [B, classes]; else 0."""
         labels = self.targets == () and not self.target_dtype.is_floating_point
-        return outputs[1] if labels and outputs is not None and len(outputs) == 2 else 0
+        return outputs.shape[1] if labels and isinstance(outputs, Tensor) and outputs.dim() == 2 else 0
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ class Plan:
     draws_random_numbers: bool
     """Whether the model does, in training."""
     draws_in_evaluation: bool
+    edits_inputs: bool
     path: str
     """"matrix" or "client"."""
     path_reason: str
@@ -98,6 +100,7 @@ class Plan:
         return torch.Generator(self.device).manual_seed(random.key(self.training.seed, "evaluation"))
 
 
+@plain_torch()
 def make_plan(
     model: nn.Module,
     federation: Federation,
@@ -107,18 +110,29 @@ def make_plan(
     training: Training,
     device: str,
 ) -> Plan:
-    """Everything workers need to know, after one forward and backward pass on a batch of client 0."""
-    layout, chosen_device = Layout(model), usable_device(device)
-    bound = BoundModel(model, layout, chosen_device)
-    trial = _try(bound, federation.to(chosen_device), loss, training, algorithm)
-    path, reason = _choose_path(bound, trial, loss, training, federation.common_size)
+    """Everything workers need to know, after a trial of the model on a batch of client 0."""
+    layout, chosen_device = check_model(model), usable_device(device)
+    bound = bound_copy(model, layout, chosen_device)
+
+    def shown(inputs: Tensor, targets: Tensor) -> str:
+        shape = SampleShape.of(inputs, targets)
+        _check_shape(algorithm, shape)
+        return str(shape)
+
+    trial = try_model(bound, federation.to(chosen_device), loss, training, shown)
+    shape = SampleShape.of(trial.inputs, trial.targets)
+    classes = shape.classes(trial.outputs)
+    _check_shape(algorithm, shape, classes)
+    if trial.edits_inputs:
+        protect_inputs(bound.module)
+    path, reason = _choose_path(bound, trial, loss, training, federation)
     if path == "matrix":
-        _check_indices(bound, federation)
+        _check_indices(bound, trial, federation)
     common = algorithm, loss, training, metrics, layout
-    dimensions = Dimensions(layout.size, tuple(trial.inputs.shape[1:]), trial.classes)
+    dimensions = Dimensions(layout.size, shape.inputs, classes)
     population = Population(len(federation), federation.total_samples, trial.samples)
-    draws = trial.draws_random_numbers, trial.draws_in_evaluation
-    return Plan(*common, dimensions, population, chosen_device, *draws, path, reason)
+    habits = trial.draws_random_numbers, trial.draws_in_evaluation, trial.edits_inputs
+    return Plan(*common, dimensions, population, chosen_device, *habits, path, reason)
 
 
 def plan_from_shape(
@@ -132,27 +146,28 @@ def plan_from_shape(
     device: str,
 ) -> Plan:
     """The plan of a server whose clients train elsewhere, one by one, on data that it never sees."""
-    layout, outputs = Layout(model), _try_without_numbers(model, shape, loss)
+    layout = check_model(model)
+    outputs, edits_inputs = _try_without_numbers(model, shape, loss)
     if outputs is None and _needs_classes(algorithm):
         raise FlatfedError(
             f"algorithm: {algorithm.name} makes up samples of every class, but how many classes there are "
             "cannot be seen without data, because this model looks at the numbers themselves"
         )
-    classes = shape.classes(outputs.shape if isinstance(outputs, Tensor) else None)
+    classes = shape.classes(outputs)
     _check_shape(algorithm, shape, None if outputs is None else classes)
     common = algorithm, loss, training, metrics, layout
     dimensions = Dimensions(layout.size, shape.inputs, classes)
     # It cannot be tried here, and routing the draws of a model that has none changes nothing.
-    draws = True, True
+    habits = True, True, edits_inputs
     reason = "clients train where their data are"
-    return Plan(*common, dimensions, population, usable_device(device), *draws, "client", reason)
+    return Plan(*common, dimensions, population, usable_device(device), *habits, "client", reason)
 
 
 @torch.no_grad()
-def _try_without_numbers(model: nn.Module, shape: SampleShape, loss: Loss) -> Any:
-    """The outputs for two samples, of which torch works out only the shapes; None if that is not possible.
+def _try_without_numbers(model: nn.Module, shape: SampleShape, loss: Loss) -> tuple[Any, bool]:
+    """The outputs for two samples, of which torch works out only the shapes, and whether inputs are edited.
 
-    Then the clients, who have numbers, are the first to try the model.
+    The outputs are None if that is not possible. Then the clients, who have numbers, are the first to try.
     """
     outputs = None
     try:
@@ -165,71 +180,17 @@ def _try_without_numbers(model: nn.Module, shape: SampleShape, loss: Loss) -> An
         # Torch names the device where an operation needs numbers, or meets a tensor that has some.
         if not isinstance(error, NotImplementedError) and "meta" not in str(error):
             raise FlatfedError(f"model: it cannot be trained on {shape}: {first_line(error)}") from error
-    return outputs
+    return outputs, outputs is None or inputs._version > 0
 
 
 def usable_device(name: str) -> torch.device:
     try:
-        return torch.empty(0, device=name).device
+        device = torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
         raise FlatfedError(f"device = {name!r}: cannot be used here ({first_line(error)})") from None
-
-
-@dataclass(frozen=True)
-class _Trial:
-    samples: int
-    inputs: Tensor
-    targets: Tensor
-    classes: int
-    draws_random_numbers: bool
-    draws_in_evaluation: bool
-    changes_buffers: bool
-
-
-def _try(
-    bound: BoundModel, federation: Federation, loss: Loss, training: Training, algorithm: Algorithm
-) -> _Trial:
-    data = federation.client(0)
-    (positions, *_) = batches(training, len(data), 0, 0)
-    stored, targets = data.batch(positions.to(data.inputs.device))
-    inputs = federation.transform.evaluate(stored)
-    before = buffers_of(bound.module)
-    bound.module.train()
-    outputs: list[Tensor] = []
-
-    def call() -> None:
-        outputs.append(bound.module(inputs))
-        value = loss(outputs[0], targets)
-        if not isinstance(value, Tensor):
-            raise FlatfedError(f"loss: it must return a tensor, not {type(value).__name__}")
-        if value.dim() != 0:
-            raise FlatfedError(
-                f"loss: it must return one number, not a tensor shaped {list(value.shape)}; take the mean "
-                "over the batch"
-            )
-        torch.autograd.grad(value, bound.parameters, allow_unused=True)
-
-    shape = SampleShape.of(inputs, targets)
-    _check_shape(algorithm, shape)
-    try:
-        drawn = random.draws_random_numbers(call)
-    except FlatfedError:
-        raise
-    except Exception as error:
-        # Whatever a user's model or loss raises, say where; the cause stays attached.
-        raise FlatfedError(
-            f"model: it cannot be trained on a batch of client 0 ({len(inputs)} samples; each: {shape}): "
-            f"{first_line(error)}"
-        ) from error
-    changed = any(bool((change != 0).any()) for change in buffer_change(before, bound.buffers).values())
-    load_buffers(bound.module, before)
-    bound.module.eval()
-    with torch.no_grad():
-        drawn_in_evaluation = random.draws_random_numbers(lambda: bound.module(inputs))
-    bound.module.train()
-    classes = shape.classes(outputs[0].shape)
-    _check_shape(algorithm, shape, classes)
-    return _Trial(len(data), inputs, targets, classes, drawn, drawn_in_evaluation, changed)
+    if device.type == "meta":
+        raise FlatfedError("device = 'meta': it holds no numbers, so nothing can be trained there; use cpu")
+    return device
 
 
 def _check_shape(algorithm: Algorithm, shape: SampleShape, classes: int | None = None) -> None:
@@ -249,16 +210,15 @@ def _needs_classes(algorithm: Algorithm) -> bool:
     return any(isinstance(part, ServerTask) and part.needs_classes for part in algorithm.parts)
 
 
-def _check_indices(bound: BoundModel, federation: Federation) -> None:
+def _check_indices(bound: BoundModel, trial: Trial, federation: Federation) -> None:
     """As a matrix, an index beyond a client's embedding would silently read another client's."""
-    embeddings = any(isinstance(module, nn.Embedding | nn.EmbeddingBag) for module in bound.module.modules())
-    if not embeddings or not isinstance(federation, PooledFederation):
+    if not trial.looks_up or not isinstance(federation, PooledFederation):
         return
     bound.module.eval()
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), random.routed(torch.Generator(trial.inputs.device)):
             for batch in federation.inputs.split(1024):
-                bound.module(federation.transform.evaluate(batch.to(bound.parameters[0].device)))
+                bound.module(federation.transform.evaluate(batch.to(trial.inputs.device, copy=True)))
     except IndexError as error:
         raise FlatfedError(f"data: an input is outside the model's embedding ({error})") from None
     finally:
@@ -266,30 +226,28 @@ def _check_indices(bound: BoundModel, federation: Federation) -> None:
 
 
 def _choose_path(
-    bound: BoundModel, trial: _Trial, loss: Loss, training: Training, common_size: int | None
+    bound: BoundModel, trial: Trial, loss: Loss, training: Training, federation: Federation
 ) -> tuple[str, str]:
     """How to train, and why: a fixed rule, so that the same configuration always takes the same path."""
     if training.path == "client":
         return "client", "asked for"
+    unequal = not equal_batches(training, federation.common_size)
+    unchecked = trial.looks_up and not isinstance(federation, PooledFederation)
     obstacles = {
         "the model draws random numbers": trial.draws_random_numbers,
         "the model changes its buffers": trial.changes_buffers,
-        "clients take different numbers of steps or batches of different sizes": not equal_batches(
-            training, common_size
-        ),
+        "clients take different numbers of steps or batches of different sizes": unequal,
+        "the model looks up embeddings, and the data are not there to check the indices": unchecked,
+        "the model has backward hooks": has_hooks(bound.module, BACKWARD_HOOKS),
     }
     obstacle = next((reason for reason, holds in obstacles.items() if holds), None)
     if training.path == "auto" and obstacle is None:
-        if any(isinstance(module, _CLIENT_BY_CLIENT) for module in bound.module.modules()):
+        layers = any(isinstance(module, _CLIENT_BY_CLIENT) for module in bound.module.modules())
+        if layers or trial.looks_up:
             return "client", "the model has convolutional, recurrent or embedding layers"
         if bound.layout.size > MATRIX_PARAMETERS:
             return "client", f"the model has more than {MATRIX_PARAMETERS} parameters"
-    if obstacle is None:
-        vector, inputs, targets = bound.layout.vector(bound.module), trial.inputs, trial.targets
-        try:
-            MatrixGradients(bound.module, bound.layout, loss).plain(vector[None], inputs[None], targets[None])
-        except (RuntimeError, ValueError, NotImplementedError, TypeError) as error:
-            obstacle = f"the model cannot be vectorised ({type(error).__name__})"
+    obstacle = obstacle or _matrix_obstacle(bound, trial, loss)
     if training.path == "matrix":
         if obstacle:
             raise FlatfedError(f"path = 'matrix': {obstacle}; use path = 'client' or 'auto'")
@@ -300,3 +258,20 @@ def _choose_path(
     if dense_layers(bound.module, bound.layout, loss):
         reason += "; its gradients have a closed form"
     return "matrix", reason
+
+
+def _matrix_obstacle(bound: BoundModel, trial: Trial, loss: Loss) -> str | None:
+    """Why the gradient of the trial cannot be had as a matrix, if that is so."""
+    vector = bound.layout.vector(bound.module)
+    try:
+        matrix = MatrixGradients(bound.module, bound.layout, loss)
+        (gradient,), _ = matrix.plain(vector[None], trial.inputs[None], trial.targets[None])
+    except Exception as error:
+        # A module that vmap cannot look into may raise anything.
+        return f"the model cannot be vectorised ({type(error).__name__})"
+    precision = 1e-3 if vector.dtype in {torch.float32, torch.float64} else 0.1
+    size = float(trial.gradient.norm())
+    # Parameters that are read from elsewhere than the module are not seen there.
+    if float((gradient - trial.gradient).norm()) > precision * (size + 1e-3):
+        return "the model has another gradient as a matrix"
+    return None

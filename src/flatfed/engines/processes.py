@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +28,10 @@ from flatfed.core.errors import FlatfedError
 from flatfed.engines.memory import GrowingMemory
 from flatfed.engines.scheduler import in_order
 
+LOOK_SECONDS = 5.0
+"""How often to look after processes that do not answer."""
+PATIENCE = 12
+"""So many looks in a row may find one of them stopped."""
 _ALIGNMENT = 64
 _DIE_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of Linux's prctl."""
@@ -193,7 +198,11 @@ class WorkerProcess:
 
     def _lost(self) -> FlatfedError:
         self.process.join()
-        code = self.process.exitcode or 0
+        code = self.process.exitcode
+        if code is None:
+            return FlatfedError(
+                "workers: one of their processes ended, and as SIGCHLD is ignored nobody knows how"
+            )
         if code == -signal.SIGKILL:
             return FlatfedError(
                 "workers: one of their processes was killed (SIGKILL); if memory is short, use fewer of them"
@@ -204,8 +213,19 @@ class WorkerProcess:
     def close(self) -> None:
         self.process.kill()
         self.process.join()
-        self.process.close()
+        # Nobody is told of its end where SIGCHLD is ignored.
+        if self.process.exitcode is not None:
+            self.process.close()
         self.channel.close()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal has stopped it, so that it would not answer before another one comes."""
+        try:
+            stat = Path(f"/proc/{self.process.pid}/stat").read_text()
+        except OSError:
+            return False  # It has ended, which its channel will say.
+        return stat.rpartition(")")[2].split()[0] in {"T", "t"}
 
 
 _FORKING = threading.Lock()
@@ -240,7 +260,7 @@ class WorkerPool:
         self._busy[process.channel.connection] = number, process
 
     def finished(self) -> Iterator[tuple[int, Any]]:
-        for connection in wait(list(self._busy)):
+        for connection in self._answered():
             number, process = self._busy.pop(connection)
             try:
                 outcome = self._taken(process.answer())
@@ -248,6 +268,20 @@ class WorkerPool:
                 outcome = error
             self._waiting.append(process)
             yield number, outcome
+
+    def _answered(self) -> list[Any]:
+        """Waits for an answer, but not for ever for one that cannot come."""
+        stopped_for = 0
+        while not (connections := wait(list(self._busy), LOOK_SECONDS)):
+            stopped = [process.process.pid for _, process in self._busy.values() if process.stopped]
+            # The first time it may just be about to go on together with this process.
+            stopped_for = stopped_for + 1 if stopped else 0
+            if stopped_for == PATIENCE:
+                raise FlatfedError(
+                    f"workers: their process {stopped[0]} has been stopped for {PATIENCE * LOOK_SECONDS:g} "
+                    f"seconds; find out by whom, and start or resume the run again"
+                )
+        return connections
 
     def in_order(self, jobs: Iterable[Any]) -> Iterator[Any]:
         """The results of jobs in their order; after an error, or when it is left before its end, all

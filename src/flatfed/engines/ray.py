@@ -39,7 +39,7 @@ from flatfed.engines.planning import Plan
 from flatfed.engines.scheduler import in_order
 from flatfed.engines.sums import CohortCollector, PairwiseSum, Piece
 from flatfed.engines.threads import WorkerThreads, available_cores
-from flatfed.engines.worker import Evaluator, Snapshot, Worker, no_unexpected_draws
+from flatfed.engines.worker import Evaluator, Snapshot, Worker
 
 # No reports to its makers, and no advice about accelerators on every start.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -100,8 +100,7 @@ class RemoteWorker:
     def __init__(self, shared: Sequence[Any]) -> None:
         """`shared` are references to the plan, the model and the data."""
         torch.set_num_threads(1)
-        plan, model, federation = ray.get(list(shared))
-        self.plan, self.worker = plan, Worker(plan, model, federation)
+        self.worker = Worker(*ray.get(list(shared)))
 
     def train(
         self,
@@ -113,11 +112,10 @@ class RemoteWorker:
     ) -> tuple[list[Piece], list[list[dict[str, Tensor]]]]:
         """The sums over a stretch of the cohort's chunks, of which the first is number `start`."""
         total, new_states = PairwiseSum(), []
-        with no_unexpected_draws(self.plan):
-            for number, (members, own) in enumerate(zip(chunks, states, strict=True), start):
-                sums, changed = self.worker.train(members, broadcast, own, round_number)
-                total.add(Piece(number, 1, sums))
-                new_states.append(changed)
+        for number, (members, own) in enumerate(zip(chunks, states, strict=True), start):
+            sums, changed = self.worker.train(members, broadcast, own, round_number)
+            total.add(Piece(number, 1, sums))
+            new_states.append(changed)
         return total.pieces, new_states
 
     def process(self) -> int:
@@ -310,10 +308,12 @@ class RayEngine:
         return self._threads.evaluate(snapshot, samples)
 
     def close(self) -> None:
-        self._remote.close()
-        if self._connected:
-            ray.shutdown()
-        self._threads.close()
+        try:
+            self._remote.close()
+            if self._connected:
+                ray.shutdown()
+        finally:
+            self._threads.close()
 
 
 def _connect(address: str | None) -> bool:

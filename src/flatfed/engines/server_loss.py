@@ -11,12 +11,15 @@ from flatfed.core.flat import load_buffers
 from flatfed.core.state import State
 from flatfed.engines.oracles import MatrixGradients
 from flatfed.engines.planning import Plan
+from flatfed.engines.trial import protect_inputs
 
 
 def server_loss(plan: Plan, model: nn.Module, buffers: State) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """The loss of a flat model on inputs and targets, in evaluation mode, differentiable repeatedly."""
     module = copy.deepcopy(model).to(plan.device).eval()
     load_buffers(module, buffers)
+    if plan.edits_inputs:
+        protect_inputs(module)
     loss_of = MatrixGradients(module, plan.layout, plan.loss).loss_of
 
     def loss(point: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:

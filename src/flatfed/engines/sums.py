@@ -193,7 +193,8 @@ class CohortCollector:
         uploads, changes = {}, {}
         for key, stored in self._stored.items():
             stored.weights = torch.cat(self._weights).to(stored.device, stored.dtype)
-            combined = self.algorithm.aggregate.combine(stored)
+            # A buffer may be empty.
+            combined = self.algorithm.aggregate.combine(stored) if stored.length else stored.weights[:0]
             stored.memory.close()
             if key.startswith(UPLOAD):
                 uploads[key.removeprefix(UPLOAD)] = combined

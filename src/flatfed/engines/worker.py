@@ -6,16 +6,16 @@ A worker owns a private copy of the model. It trains one client in place, or a c
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from flatfed.core import random
 from flatfed.core.context import ClientContext
-from flatfed.core.errors import DivergedError, FlatfedError, first_line
+from flatfed.core.errors import DivergedError, FlatfedError, first_line, shown
 from flatfed.core.flat import BoundModel, all_finite, buffer_change, load_buffers
 from flatfed.core.rounds import Broadcast, ClientResult, client_round, encode_uploads, reduced_uploads
 from flatfed.core.sampling import batches
@@ -25,10 +25,12 @@ from flatfed.data.transform import Transform
 from flatfed.engines.oracles import UNEXPECTED_DRAWS, MatrixGradients, MatrixOracle, ModuleOracle
 from flatfed.engines.planning import Plan
 from flatfed.engines.sums import CohortSums, rows_of
+from flatfed.engines.trial import check_finite_inputs, check_some_targets, protect_inputs
 
 FULL_GRADIENT_SLICE = 512
 STAGED_BYTES = 8 * 2**20
 """Clients with more data than that are not copied for a round."""
+Result = TypeVar("Result")
 
 
 class TrainedClient(NamedTuple):
@@ -50,28 +52,35 @@ class Snapshot(NamedTuple):
     buffers: State
 
 
-@contextmanager
-def _explained(members: Sequence[int], round_number: int) -> Iterator[None]:
-    """Whatever a user's model raises in training becomes one line that says where."""
+def _supervised(members: Sequence[int], round_number: int, work: Callable[[], Result]) -> Result:
+    """Whatever a user's model raises in training becomes one line that says where.
+
+    Work that touches torch's global random stream is refused: its result would depend on the order of work.
+    """
+    clients = f"client {members[0]}" if len(members) == 1 else f"one of clients {list(members)}"
+    before = torch.get_rng_state()
     try:
-        yield
+        result = work()
+        if torch.equal(before, torch.get_rng_state()):
+            return result
+        # Perhaps it was another thread of the program. Once more, with an eye on this one alone.
+        with random.RouteRandomness(torch.Generator()) as watch:
+            result = work()
     except FlatfedError:
         raise
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        clients = f"client {members[0]}" if len(members) == 1 else f"one of clients {list(members)}"
+    except Exception as error:
+        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+            raise FlatfedError(
+                f"round {round_number + 1}: memory ran out with the data of {clients} "
+                f"({first_line(error)}); use fewer workers or a smaller batch_size"
+            ) from error
         raise FlatfedError(
             f"round {round_number + 1}: the model cannot be trained on the data of {clients}: "
             f"{first_line(error)}"
         ) from error
-
-
-@contextmanager
-def no_unexpected_draws(plan: Plan) -> Iterator[None]:
-    """Refuses a training that touched torch's global random stream though its model seemed not to draw."""
-    before = torch.get_rng_state()
-    yield
-    if not plan.draws_random_numbers and not torch.equal(before, torch.get_rng_state()):
+    if watch.rerouted:
         raise FlatfedError(UNEXPECTED_DRAWS)
+    return result
 
 
 class Evaluator:
@@ -80,18 +89,34 @@ class Evaluator:
     def __init__(self, plan: Plan, model: nn.Module, transform: Transform) -> None:
         self.plan, self.transform = plan, transform
         self.bound = BoundModel(model, plan.layout, plan.device)
+        if plan.edits_inputs:
+            protect_inputs(self.bound.module)
 
     def evaluate(self, snapshot: Snapshot, samples: Samples) -> Tensor:
         """The mean loss and the metrics of a model on stored samples, in evaluation mode."""
-        inputs, targets = (tensor.to(self.plan.device) for tensor in samples)
+        # Copies: the model, the transform or a metric may edit them in place.
+        inputs, targets = (tensor.to(self.plan.device, copy=True) for tensor in samples)
         self.bound.bind(snapshot.model)
         load_buffers(self.bound.module, snapshot.buffers)
         self.bound.module.eval()
-        with torch.no_grad(), random.routed(self.plan.evaluation_generator()):
-            outputs = self.bound.module(self.transform.evaluate(inputs))
-            functions = (self.plan.loss, *self.plan.metrics.values())
-            values = [torch.as_tensor(function(outputs, targets)) for function in functions]
-            return torch.stack([value.double().cpu().reshape(()) for value in values])
+        numbers, what = [], "model"
+        try:
+            with torch.no_grad(), random.routed(self.plan.evaluation_generator()):
+                outputs = self.bound.module(self.transform.evaluate(inputs))
+                for what, function in {"loss": self.plan.loss, **self.plan.metrics}.items():
+                    value = function(outputs, targets)
+                    number = torch.as_tensor(value)
+                    if number.numel() != 1:
+                        raise FlatfedError(f"{what}: it must return one number, not {shown(value)}")
+                    numbers.append(number.double().cpu().reshape(()))
+        except FlatfedError:
+            raise
+        except Exception as error:
+            # Whatever a user's functions raise, say which; the cause stays attached.
+            raise FlatfedError(
+                f"{what}: it cannot be evaluated on {len(inputs)} samples ({first_line(error)})"
+            ) from error
+        return torch.stack(numbers)
 
 
 class Worker(Evaluator):
@@ -107,10 +132,9 @@ class Worker(Evaluator):
     ) -> tuple[CohortSums, list[dict[str, Tensor]]]:
         """The sums of a chunk's rounds and its clients' new vectors; the client path takes one at a time."""
         if self.plan.path == "matrix":
-            with _explained(members, round_number):
-                load_buffers(self.bound.module, broadcast.buffers)
-                self.bound.module.train()
-                return self._train_matrix(members, broadcast.vectors, states, round_number)
+            return _supervised(
+                members, round_number, lambda: self._train_matrix(members, broadcast, states, round_number)
+            )
         (client,), (state,) = members, states
         trained = self.train_client(client, broadcast, state, round_number)
         rows = {key: value[None] for key, value in trained.result.upload.items()}
@@ -138,8 +162,9 @@ class Worker(Evaluator):
         self, client: int, broadcast: Broadcast, state: State, round_number: int
     ) -> TrainedClient:
         """One client's round, in place."""
-        with _explained([client], round_number):
-            return self._train_client(client, broadcast, state, round_number)
+        return _supervised(
+            [client], round_number, lambda: self._train_client(client, broadcast, state, round_number)
+        )
 
     def _context(
         self,
@@ -201,19 +226,25 @@ class Worker(Evaluator):
         point = model.clone()
         context = self._context(received, state, len(positions), round_number, full_gradient, point)
         result = client_round(plan.algorithm, context, oracles(), plan.training, point)
+        loss = float(torch.stack(losses).mean())
+        if not math.isfinite(loss):
+            self._check_batches([client], round_number)
         return TrainedClient(
             result=result,
             buffers=buffer_change(buffers, bound.buffers),
             samples=len(data),
             total_rate=context.total_rate,
-            loss=float(torch.stack(losses).mean()),
+            loss=loss,
             gradient_evaluations=evaluations,
         )
 
     def _train_matrix(
-        self, members: Sequence[int], received: State, states: Sequence[State], round_number: int
+        self, members: Sequence[int], broadcast: Broadcast, states: Sequence[State], round_number: int
     ) -> tuple[CohortSums, list[dict[str, Tensor]]]:
+        received, buffers = broadcast
         plan, model = self.plan, received["model"]
+        load_buffers(self.bound.module, buffers)
+        self.bound.module.train()
         data = [self.federation.client(client) for client in members]
         sizes = map(len, data)
         positions = [
@@ -266,13 +297,16 @@ class Worker(Evaluator):
             return (weights[:, None] * rows if by_samples else rows).sum(0)
 
         streams = plan.algorithm.aggregate.streams
+        loss = float((weights * torch.stack(losses).mean(0)).sum())  # of [K, C]
+        if not math.isfinite(loss):
+            self._check_batches(members, round_number)
         sums = CohortSums(
             weight=float(weights.sum()),
             clients=len(members),
             uploads={key: summed(rows) for key, rows in uploads.items()} if streams else {},
             displacement=None if plan.algorithm.sums_displacements else summed(result.displacement),
             total_rate=float(weights.sum()) * context.total_rate,
-            loss=float((weights * torch.stack(losses).mean(0)).sum()),  # of [K, C]
+            loss=loss,
             gradient_evaluations=evaluations * len(members)
             + sum(self._full_passes(len(own)) for own in data),
             bytes_up=bytes_up,
@@ -307,6 +341,15 @@ class Worker(Evaluator):
         decoded = {key: torch.stack([sent.decoded[key] for sent in encoded]) for key in upload}
         size = sum(len(payload) for sent in encoded for payload in sent.payloads.values())
         return decoded, [sent.memory for sent in encoded], size
+
+    def _check_batches(self, members: Sequence[int], round_number: int) -> None:
+        """Refuses batches whose loss no learning rate would make finite."""
+        for client in members:
+            data = self.federation.client(client)
+            for positions in batches(self.plan.training, len(data), round_number, client):
+                inputs, targets = data.batch(positions.to(data.inputs.device))
+                check_some_targets(self.plan.loss, targets, f"client {client}")
+                check_finite_inputs(self.transform.evaluate(inputs), f"client {client}")
 
     def _staged(self, data: ClientData, wanted: int) -> tuple[ClientData, bool]:
         """A client's samples in one block if its steps want each of them, and whether as the model sees them.

@@ -3,26 +3,47 @@
 To add one, put a file into this folder with such a function under `@register`.
 """
 
+import functools
 import importlib
+import inspect
 import pkgutil
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
+from pydantic import Field, ValidationError, validate_call
 from torch import nn
 
-from flatfed.core.errors import FlatfedError
+from flatfed.core.errors import FlatfedError, first_line, one_line
+from flatfed.core.types import Count
 
 MODELS: dict[str, Callable[..., nn.Module]] = {}
 
+Layers = Annotated[Count, Field(le=1000)]
 ModelFunction = TypeVar("ModelFunction", bound=Callable[..., nn.Module])
 
 
 def register(build: ModelFunction) -> ModelFunction:
-    """List a function of (input_shape, classes, options…) in `MODELS` under its own name."""
+    """List a function of (input_shape, classes, options…) in `MODELS` under its own name.
+
+    What it is called with is checked against its annotations.
+    """
     if build.__name__ in MODELS:
         raise ValueError(f"model {build.__name__!r} is already registered; choose another name")
-    MODELS[build.__name__] = build
-    return build
+    signature, checked = inspect.signature(build), validate_call(build)
+
+    @functools.wraps(build)
+    def construct(*positional: Any, **named: Any) -> nn.Module:
+        try:
+            return checked(**{**signature.bind_partial(*positional).arguments, **named})
+        except ValidationError as error:
+            raise FlatfedError(one_line(error, signature.parameters)) from None
+        except FlatfedError:
+            raise
+        except (RuntimeError, TypeError, ValueError) as error:  # what torch says to sizes that it cannot have
+            raise FlatfedError(f"the model cannot be built: {first_line(error)}") from None
+
+    MODELS[build.__name__] = construct
+    return cast(ModelFunction, construct)
 
 
 def image_shape(input_shape: Sequence[int]) -> tuple[int, int, int]:

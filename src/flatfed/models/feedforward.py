@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from flatfed.core.errors import FlatfedError
-from flatfed.models import image_shape, register
+from flatfed.core.types import Count
+from flatfed.models import Layers, image_shape, register
 
 # Channels of the 3×3 convolutions, in multiples of the width; each stage ends with a max-pooling.
 _VGG11_STAGES = ((1,), (2,), (4, 4), (8, 8), (8, 8))
@@ -20,7 +21,7 @@ def logistic_regression(input_shape: Sequence[int], classes: int) -> nn.Module:
 
 
 @register
-def mlp(input_shape: Sequence[int], classes: int, hidden: Sequence[int] = (128, 128)) -> nn.Module:
+def mlp(input_shape: Sequence[int], classes: int, hidden: Sequence[Count] = (128, 128)) -> nn.Module:
     """Linear layers with ReLU between them; 784 inputs, (128, 128), 10 classes make 118,282 parameters."""
     return with_classifier([], input_shape, hidden, classes)
 
@@ -83,7 +84,7 @@ def emnist_cnn(input_shape: Sequence[int], classes: int) -> nn.Module:
 
 
 @register
-def convnet(input_shape: Sequence[int], classes: int, width: int = 128, depth: int = 3) -> nn.Module:
+def convnet(input_shape: Sequence[int], classes: int, width: Count = 128, depth: Layers = 3) -> nn.Module:
     """The ConvNet of dataset distillation, with instance norm; DynaFed and FedSynSAM use it.
 
     320,010 parameters on 3×32×32 with 10 classes, 317,706 on 1×28×28, which is padded to 32×32. Instance norm
@@ -104,7 +105,9 @@ def convnet(input_shape: Sequence[int], classes: int, width: int = 128, depth: i
 
 
 @register
-def vgg11(input_shape: Sequence[int], classes: int, hidden: int | None = None, width: int = 64) -> nn.Module:
+def vgg11(
+    input_shape: Sequence[int], classes: int, hidden: Count | None = None, width: Count = 64
+) -> nn.Module:
     """VGG-11 without normalisation and with one hidden layer, as in the FedSWA and FedNSAM papers.
 
     On 3×32×32 9,272,790 parameters with 10 classes (100 hidden units) and 9,377,508 with 100 (256 hidden

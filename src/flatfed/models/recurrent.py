@@ -7,17 +7,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatfed.core.errors import FlatfedError
-from flatfed.models import register
+from flatfed.core.types import Count
+from flatfed.models import Layers, register
 
 
 @register
 def char_lstm(
     input_shape: Sequence[int],
     classes: int,
-    vocabulary: int | None = None,
-    embedding: int = 8,
-    hidden: int = 100,
-    layers: int = 2,
+    vocabulary: Count | None = None,
+    embedding: Count = 8,
+    hidden: Count = 100,
+    layers: Layers = 2,
 ) -> nn.Module:
     """The LSTM of FedDyn and FedSAGD on LEAF's Shakespeare task: the next character after a sequence.
 

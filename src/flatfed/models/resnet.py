@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatfed.core.errors import check_choice
+from flatfed.core.types import Count
 from flatfed.models import image_shape, register
 
 Stem = Literal["cifar", "imagenet"]
@@ -17,7 +18,7 @@ _group_norm = functools.partial(nn.GroupNorm, 2)
 
 @register
 def resnet18(
-    input_shape: Sequence[int], classes: int, stem: Stem = "cifar", norm: Norm = "group", width: int = 64
+    input_shape: Sequence[int], classes: int, stem: Stem = "cifar", norm: Norm = "group", width: Count = 64
 ) -> nn.Module:
     """ResNet-18 with GroupNorm(2) in place of batch normalisation.
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flatfed.core.errors import FlatfedError, check_choice
+from flatfed.core.files import read_toml
 from flatfed.papers import schema
 from flatfed.papers.schema import Block, Paper, Values, merged, papers, tables
 
@@ -148,12 +149,12 @@ def with_tuning(name: str, cell: PaperCell) -> PaperCell:
 
 def small(config: Values) -> Values:
     """The same config cut down so that it runs in seconds on a few samples."""
-    scale, data = schema.read(schema.SMALL, schema.SmallScale), config["data"]
+    scale, data = read_toml(schema.SMALL), config["data"]
     changes = {
-        "data": {key: value for key, value in scale.data.items() if key in data},
-        "partition": scale.partitions.get(config["partition"]["name"], {}),
-        "model": scale.models.get(config["model"]["name"], {}),
-        "algorithm": scale.algorithms.get(config["algorithm"].get("name"), {}),
-        "training": scale.training,
+        "data": {key: value for key, value in scale["data"].items() if key in data},
+        "partition": scale["partitions"].get(config["partition"]["name"], {}),
+        "model": scale["models"].get(config["model"]["name"], {}),
+        "algorithm": scale["algorithms"].get(config["algorithm"].get("name"), {}),
+        "training": scale["training"],
     }
-    return _config(config, {"data": {"options": scale.datasets.get(data["dataset"], {})}}, changes)
+    return _config(config, {"data": {"options": scale["datasets"].get(data["dataset"], {})}}, changes)

@@ -1,5 +1,6 @@
 """Running a paper's table and putting our numbers beside its own."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,14 +9,15 @@ from timeit import repeat
 import torch
 import torch.nn.functional as F
 
-from flatfed.core.errors import FlatfedError, did_you_mean
+from flatfed.core.errors import FlatfedError, FlatfedWarning, did_you_mean
 from flatfed.core.sampling import batches, local_steps
 from flatfed.diagnostics.folder import diagnose
 from flatfed.engines.threads import available_cores, single_threaded
 from flatfed.papers.presets import TUNED, PaperCell, cells, small, with_tuning
 from flatfed.runs.compare import is_complete, run_folder
+from flatfed.runs.files import RunFolderError
 from flatfed.runs.folder import RunFolder
-from flatfed.runs.statistics import Spread, best, last
+from flatfed.runs.statistics import Spread, best, finite, last
 from flatfed.training.config import Config, with_assignments
 
 # The largest eigenvalue of the Hessian of the training loss is measured on ten thousand samples.
@@ -73,13 +75,16 @@ def remaining_work(chosen: Sequence[PaperCell], seeds: Sequence[int], root: Path
     runs = rounds = gradients = 0
     seconds = 0.0
     for config in (seeded(cell, seed) for cell in chosen for seed in seeds):
-        folder = run_folder(config, root)
-        if is_complete(config, folder):
+        folder = RunFolder(run_folder(config, root))
+        try:
+            if is_complete(config, folder.path):
+                continue
+            missing = config.training.rounds - len(folder.read_history())
+        except RunFolderError:  # whoever runs what is missing names the damaged folder and goes on
             continue
         kind = str((config.data, config.model, config.training.batch_size))
         if kind not in measured:
             measured[kind] = _seconds_per_gradient(config)
-        missing = config.training.rounds - len(RunFolder(folder).read_history())
         count = missing * _gradients_per_round(config)
         runs, rounds, gradients = runs + 1, rounds + missing, gradients + count
         seconds += count * measured[kind] / (config.execution.workers or available_cores())
@@ -106,7 +111,16 @@ def _seconds_per_gradient(config: Config) -> float:
 def measured(cell: PaperCell, runs: Sequence[RunFolder]) -> Spread | None:
     """The statistic that the paper reports, in our runs."""
     if cell.statistic == "top eigenvalue":
-        diagnoses = [diagnose(run.path, ["hessian"], HESSIAN)["hessian"]["result"] for run in runs]
-        return Spread.of_finite(diagnosis["global"]["eigenvalues"][0] for diagnosis in diagnoses)
+        return Spread.of_finite(map(_top_eigenvalue, runs))
     accuracy = best if cell.statistic == "best accuracy" else last
     return Spread.of_finite(accuracy(run.read_history()) for run in runs)
+
+
+def _top_eigenvalue(run: RunFolder) -> float | None:
+    """None, with a warning, for a run that cannot be measured; it must not cost the others their numbers."""
+    try:
+        result = diagnose(run.path, ["hessian"], HESSIAN)["hessian"]["result"]
+    except FlatfedError as error:
+        warnings.warn(f"{run.path}: left out, {error}", FlatfedWarning, stacklevel=2)
+        return None
+    return finite(result["global"]["eigenvalues"][0])

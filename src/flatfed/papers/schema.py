@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
@@ -125,17 +125,6 @@ class Paper(Entry):
         return self
 
 
-class SmallScale(Entry):
-    """What a cut-down config has instead: `data` and `training` always, the rest by the names in it."""
-
-    data: Values
-    training: Values
-    datasets: dict[str, Values]
-    partitions: dict[str, Values]
-    models: dict[str, Values]
-    algorithms: dict[str, Values]
-
-
 def merged(values: Mapping[Any, Any], changes: Mapping[Any, Any]) -> Values:
     """Nested tables with others on top."""
     both = {**values, **changes}
@@ -145,13 +134,10 @@ def merged(values: Mapping[Any, Any], changes: Mapping[Any, Any]) -> Values:
     return both
 
 
-EntryType = TypeVar("EntryType", bound=Entry)
-
-
-def read(path: Path, kind: type[EntryType]) -> EntryType:
-    """A data file, or a one-line error that names the file and the field."""
+def read(path: Path) -> Paper:
+    """A paper's file, or a one-line error that names the file and the field."""
     try:
-        return kind(**read_toml(path))
+        return Paper(**read_toml(path))
     except ValidationError as error:
         known = {name for entry in Entry.__subclasses__() for name in entry.model_fields}
         raise FlatfedError(f"{path.name}: {one_line(error, known)}") from None
@@ -159,7 +145,7 @@ def read(path: Path, kind: type[EntryType]) -> EntryType:
 
 @functools.cache
 def papers() -> dict[str, Paper]:
-    return {path.stem: read(path, Paper) for path in sorted(FOLDER.glob("*.toml")) if path != SMALL}
+    return {path.stem: read(path) for path in sorted(FOLDER.glob("*.toml")) if path != SMALL}
 
 
 @functools.cache

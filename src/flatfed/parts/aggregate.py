@@ -10,6 +10,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from flatfed.core.part import Aggregator, UploadRows
+from flatfed.core.types import Real
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class TrimmedMean(Aggregator):
     that are left count by their clients' weights. The order of the clients does not matter.
     """
 
-    share: Annotated[float, Field(strict=True, ge=0, lt=0.5, allow_inf_nan=False)] = 0.1
+    share: Annotated[Real, Field(ge=0, lt=0.5)] = 0.1
     streams = False
 
     def combine(self, rows: UploadRows) -> Tensor:

@@ -22,7 +22,7 @@ from flatfed.core.context import MergeContext
 from flatfed.core.errors import DivergedError, FlatfedError
 from flatfed.core.flat import all_finite
 from flatfed.core.part import Compressor
-from flatfed.core.types import Count, PositiveShare
+from flatfed.core.types import Count, PositiveShare, Whole
 
 CHECKSUM = 4
 BLOCK = 1 << 16
@@ -38,7 +38,7 @@ class Quantize(Compressor):
     magnitude ("max") d n²/(4 s²). Takes bits · P + 32 · ⌈P / bucket⌉ bits. `bucket=None` is the whole vector.
     """
 
-    bits: Annotated[int, Field(strict=True, ge=2, le=8)] = 4
+    bits: Annotated[Whole, Field(ge=2, le=8)] = 4
     bucket: Count | None = 512
     norm: Literal["l2", "max"] = "l2"
 
@@ -79,7 +79,7 @@ class Quantize(Compressor):
         magnitudes = np.arange(self.levels + 1, dtype=np.float32) / np.float32(self.levels)
         meaning = np.concatenate([magnitudes, -magnitudes])  # of each code
         shares = torch.from_numpy(np.take(meaning, unpack(body[4 * count :], self.bits, size)))
-        return (_buckets(shares, self.bucket).mul_(norms[:, None])).flatten()[:size].to(dtype)
+        return _in_precision(_buckets(shares, self.bucket).mul_(norms[:, None]).flatten()[:size], dtype)
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class TopK(Compressor):
         if len(chosen) != kept or (kept and (chosen[-1] >= size or bool((np.diff(chosen) <= 0).any()))):
             raise FlatfedError(f"payload: its positions are not {kept} of {size} in order; it was damaged")
         vector = torch.zeros(size, dtype=dtype)
-        vector[torch.from_numpy(chosen)] = _finite(np.frombuffer(values, np.float32)).to(dtype)
+        vector[torch.from_numpy(chosen)] = _in_precision(_finite(np.frombuffer(values, np.float32)), dtype)
         return vector
 
     def kept(self, size: int) -> int:
@@ -154,7 +154,7 @@ class Sign(Compressor):
         scales = _finite(np.frombuffer(body[: 4 * count], np.float32))
         negative = np.unpackbits(np.frombuffer(body[4 * count :], np.uint8), count=size)
         signs = 1 - 2 * torch.from_numpy(negative).float()
-        return (_buckets(signs, self.bucket) * scales[:, None]).flatten()[:size].to(dtype)
+        return _in_precision((_buckets(signs, self.bucket) * scales[:, None]).flatten()[:size], dtype)
 
 
 def _without_memory(inner: Compressor) -> Compressor:
@@ -270,6 +270,14 @@ def _finite(numbers: np.ndarray) -> Tensor:
     if not np.isfinite(numbers).all():
         raise FlatfedError("payload: it holds numbers that are not finite; it was damaged")
     return torch.from_numpy(numbers.copy())
+
+
+def _in_precision(vector: Tensor, dtype: torch.dtype) -> Tensor:
+    """Finite singles in the model's precision, which may hold less."""
+    converted = vector.to(dtype)
+    if dtype.itemsize < 4 and not all_finite(converted):
+        raise FlatfedError(f"payload: it holds numbers beyond {dtype}; it was damaged")
+    return converted
 
 
 def _sealed(body: bytes) -> bytes:

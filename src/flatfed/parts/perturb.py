@@ -180,10 +180,10 @@ class ShiftedInputs(Gradient):
 
     def _shifted(self, inputs: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
         """A batch [B, …] under the shift."""
-        if self.shift == "channel":
+        if self.shift == "channel" and inputs.dim() > 1:
             per_channel = (1, -1, *(1 for _ in inputs.shape[2:]))
             return torch.addcmul(offset.view(per_channel), inputs, 1 + scale.view(per_channel))
-        flat = inputs.flatten(1)
+        flat = inputs.reshape(len(inputs), -1)
         if self.shift == "full":
             moved = flat + flat @ scale.view(flat.shape[1], flat.shape[1]).T + offset
         else:

@@ -9,9 +9,10 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from flatfed.core.context import MergeContext
+from flatfed.core.errors import FlatfedError
 from flatfed.core.part import Server, StepBound, Upload, plus_shift, squared_norm
 from flatfed.core.state import State, Vector, Vectors
-from flatfed.core.types import Decay, NonNegative, Positive, PositiveShare, Share
+from flatfed.core.types import LARGEST, Decay, NonNegative, Positive, PositiveShare, Share
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,12 @@ class Adam(Server):
     first_decay: Decay = 0.9
     second_decay: Share = 0.99
     stability: Positive = 1e-3
+
+    def __post_init__(self) -> None:
+        if self.stability**2 > LARGEST:
+            raise FlatfedError(
+                f"stability = {self.stability:g}: its square is beyond single precision; use at most 1.8e19"
+            )
 
     @property
     def server_vectors(self) -> tuple[Vector, ...]:

@@ -4,6 +4,8 @@ Inputs are as the model sees them: normalised floats. Sample j has the class j m
 so any run of consecutive samples is balanced.
 """
 
+import math
+import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -336,13 +338,21 @@ def _window(step: int, size: int, count: int) -> Tensor:
 def _user_samples(path: Path, classes: Tensor, dimensions: Dimensions) -> Tensor:
     """The samples of an .npz file, which must fit in number, shape and order."""
     where = f"synthetic.initial = {str(path)!r}"
+    expected = (len(classes), *dimensions.input_shape)
+    most = 16 * math.prod(expected) + 2**16
     try:
+        # A pipe would be waited for, and a small archive may hold a great deal.
+        if path.exists() and not (path.is_file() and zipfile.is_zipfile(path)):
+            raise ValueError("it is no archive")
         with np.load(path, allow_pickle=False) as stored:
+            largest = max(member.file_size for member in stored.zip.infolist())
+            if largest > most:
+                raise ValueError(f"it holds {largest:,} bytes where at most {most:,} belong")
             inputs, targets = stored["inputs"], stored["targets"]
     except Exception as error:
         # A damaged or foreign file makes numpy raise errors of many kinds.
-        raise FlatfedError(f"{where}: cannot be read as .npz with inputs and targets ({error})") from None
-    expected = (len(classes), *dimensions.input_shape)
+        reason = first_line(error)
+        raise FlatfedError(f"{where}: cannot be read as .npz with inputs and targets ({reason})") from None
     floats = np.issubdtype(inputs.dtype, np.floating)
     if inputs.shape != expected or not floats or not np.isfinite(inputs).all():
         raise FlatfedError(

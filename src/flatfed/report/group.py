@@ -4,14 +4,22 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
 from pathlib import Path
+from statistics import fmean, pstdev
 from typing import Any
 
+from flatfed.core.errors import printable
 from flatfed.diagnostics.figures import NumberedMethod
 from flatfed.report.read import RunRecord
 from flatfed.runs import statistics
 from flatfed.runs.identity import method_of, setting_of
 from flatfed.runs.statistics import ACCURACY, Curve, Spread, finite
+from flatfed.training.evaluation import ClientSpread
+
+PREFIXES = {"training": "", "test": "test_"}
+"""What stands before the names of a client's numbers, by the kind of data that they are of."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +32,7 @@ class Method(NumberedMethod):
     def config(self) -> Mapping[str, Any]:
         return self.runs[0].config
 
-    @property
+    @cached_property
     def counted(self) -> list[RunRecord]:
         """The runs that means are taken over: the complete ones, or all that have begun if none is.
 
@@ -54,6 +62,32 @@ class Method(NumberedMethod):
         rounds = (statistics.first_round_reaching(run.history, target) for run in self.counted)
         return [number for number in rounds if number is not None]
 
+    @cached_property
+    def client_accuracies(self) -> dict[str, list[list[tuple[float, float | None]]]]:
+        """By kind of data, each run's final accuracies on the clients' own, and on how many samples."""
+        accuracies: dict[str, list[list[tuple[float, float | None]]]] = {kind: [] for kind in PREFIXES}
+        for (kind, prefix), run in product(PREFIXES.items(), self.counted):
+            names = f"{prefix}accuracy", f"{prefix}samples"
+            pairs = ([finite(client.get(name)) for name in names] for client in run.clients)
+            accuracies[kind].append([(value, samples) for value, samples in pairs if value is not None])
+        return accuracies
+
+    @cached_property
+    def client_spreads(self) -> dict[str, list[Spread | None]]:
+        """By kind: the mean over clients, the deviation between them, and what of it chance would give."""
+        spreads = {}
+        for kind, runs in self.client_accuracies.items():
+            numbers: list[list[float]] = [[], [], []]
+            for pairs in filter(None, runs):
+                accuracies = [accuracy for accuracy, _ in pairs]
+                sizes = [int(samples) for _, samples in pairs if samples is not None and samples >= 1]
+                numbers[0].append(fmean(accuracies))
+                numbers[1].append(pstdev(accuracies))
+                if len(sizes) == len(pairs) and all(0 <= accuracy <= 1 for accuracy in accuracies):
+                    numbers[2].append(ClientSpread.of(accuracies, sizes).chance)
+            spreads[kind] = [Spread.of_finite(values) for values in numbers]
+        return spreads
+
     def measured(self, name: str) -> list[Mapping[str, Any]]:
         """The results of a diagnostic, one for each seed that it was measured for."""
         runs = _one_per_seed([run for run in self.runs if name in run.diagnostics])
@@ -64,17 +98,19 @@ class Method(NumberedMethod):
 class Comparison:
     """Methods on one data set, split and model."""
 
-    setting: Mapping[str, Any]
     methods: tuple[Method, ...]
 
     @property
     def runs(self) -> Iterator[RunRecord]:
         return (run for method in self.methods for run in method.runs)
 
+    @cached_property
     def history_keys(self) -> list[str]:
         """The names of all numbers in the histories, in order of appearance."""
-        lines = (line for run in self.runs for line in run.history)
-        return list(dict.fromkeys(key for line in lines for key in line if finite(line[key]) is not None))
+        keys: dict[str, None] = {}
+        for line in (line for run in self.runs for line in run.history):
+            keys |= {key: None for key in line if key not in keys and finite(line[key]) is not None}
+        return list(keys)
 
 
 def _one_per_seed(runs: Sequence[RunRecord]) -> list[RunRecord]:
@@ -100,7 +136,7 @@ def comparisons(runs: Sequence[RunRecord], labels: Mapping[Path, str]) -> list[C
         firsts = [group[0] for group in by_seed]
         named = zip(_labels(firsts, labels), by_seed, strict=True)
         numbered = tuple(Method(number, name, tuple(group)) for number, (name, group) in enumerate(named))
-        results.append(Comparison(setting_of(firsts[0].config), numbered))
+        results.append(Comparison(numbered))
     return results
 
 
@@ -116,7 +152,7 @@ def _labels(runs: Sequence[RunRecord], labels: Mapping[Path, str]) -> list[str]:
     for name, own in named:
         namesakes = [config for other, config in named if other == name]
         options = [f"{key.rpartition('.')[2]} {own.get(key, '–')}" for key in differing_keys(namesakes)]
-        complete.append(f"{name} ({', '.join(options)})" if options else name)
+        complete.append(clipped(f"{name} ({', '.join(options)})" if options else name, 200))
     return complete
 
 
@@ -130,11 +166,16 @@ def algorithm_name(config: Mapping[str, Any]) -> str:
     """Its name, or its parts if it has none."""
     algorithm = config["algorithm"]
     if isinstance(algorithm.get("name"), str):
-        return str(algorithm["name"])
+        return clipped(algorithm["name"], 100)
     fillings = [filling if isinstance(filling, list) else [filling] for filling in algorithm.values()]
     parts = [part for filling in fillings for part in filling]
     names = [part.get("part", "") if isinstance(part, dict) else str(part) for part in parts]
-    return " × ".join(filter(None, map(str, names))) or "custom"
+    return clipped(" × ".join(filter(None, map(str, names))), 100) or "custom"
+
+
+def clipped(text: str, most: int = 500) -> str:
+    """A text that may be of any length and hold anything, in one line."""
+    return printable(text if len(text) <= most else f"{text[: most - 1]}…")
 
 
 def flattened(value: Any, name: str = "") -> dict[str, str]:

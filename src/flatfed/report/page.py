@@ -20,10 +20,10 @@ from plotly.offline import get_plotlyjs
 from flatfed.core.errors import FlatfedError
 from flatfed.diagnostics.figures import Figure, Table
 from flatfed.report import sections
-from flatfed.report.group import Comparison, Method, comparisons
+from flatfed.report.group import Comparison, Method, clipped, comparisons
 from flatfed.report.read import RunRecord, find_runs, read_run
-from flatfed.report.templates import FOLDER, render
-from flatfed.runs.files import write_atomically
+from flatfed.report.split import FOLDER, TEMPLATES
+from flatfed.runs.files import check_replaceable, write_atomically
 from flatfed.runs.statistics import last
 
 
@@ -37,7 +37,7 @@ class PagePart:
     sections: Sequence[sections.Section]
     shared: Sequence[tuple[str, str]]
     differences: Table | None
-    notes: Sequence[str]
+    notes: list[str]
 
 
 def write_report(
@@ -55,32 +55,41 @@ def write_report(
     `targets` are accuracies to count rounds to, besides the usual ones; `labels` are names for runs;
     `tables` come before the runs' own; `watch` is called with what is being done.
     """
-    watch("reading runs")
-    runs = [read_run(folder) for folder in find_runs(paths)]
     if output.suffix.lower() not in {".html", ".htm"}:
         raise FlatfedError(f"output = {output}: a report is an .html file; give it such a name")
+    check_replaceable(output)
+    watch("reading runs")
+    runs, damaged = [], []
+    for folder in find_runs(paths):
+        try:
+            runs.append(read_run(folder))
+        except FlatfedError as error:
+            damaged.append(str(error))
+    if not runs:
+        raise FlatfedError(damaged[0])
     if not any(run.history for run in runs):
         diverged = runs[0].state == "diverged"
         advice = "it diverged in the first one, lower lr" if diverged else "wait for the first one"
-        raise FlatfedError(f"{runs[0].folder}: no round is finished yet; {advice}")
+        raise FlatfedError(f"{runs[0].folder}: no round is finished yet; {(*runs[0].notes, advice)[0]}")
     parts = [
         _part(number, comparison, targets, watch)
         for number, comparison in enumerate(comparisons(runs, labels or {}))
     ]
+    parts[0].notes[:0] = [clipped(f"{error}; the run is left out") for error in damaged]
     watch("writing the page")
-    figures = {}
-    for part in parts:
-        for figure in (item for section in part.sections for item in section.content):
-            if isinstance(figure, Figure):
-                fields = {key: getattr(figure, key) for key in ("name", "layout", "columns")}
-                figures[f"{part.number}-{figure.name}"] = {
-                    "part": part.number,
-                    "data": figure.traces,
-                    **fields,
-                }
+    figures = {
+        f"{part.number}-{item.name}": {
+            "part": part.number,
+            "data": item.traces,
+            **{key: getattr(item, key) for key in ("name", "layout", "columns")},
+        }
+        for part in parts
+        for section in part.sections
+        for item in section.content
+        if isinstance(item, Figure)
+    }
     names = [method.label for part in parts for method in part.comparison.methods]
-    page = render(
-        "page.html",
+    page = TEMPLATES.get_template("page.html").render(
         title=title or (names[0] if len(names) == 1 else f"{len(names)} methods compared"),
         parts=parts,
         tables=tables,
@@ -92,18 +101,21 @@ def write_report(
         script=(FOLDER / "page.js").read_text(encoding="utf-8"),
     )
     output.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(output, page.encode())
+    write_atomically(output, page.encode(errors="replace"))
     return [note for part in parts for note in part.notes]
 
 
 def _part(
     number: int, comparison: Comparison, targets: Sequence[float], watch: Callable[[str], None]
 ) -> PagePart:
+    first = comparison.methods[0].runs[0]
     notes = [note for run in comparison.runs for note in (*_run_notes(run), *run.notes)]
+    if len(comparison.history_keys) > sections.MOST_CURVES:
+        many = f"{len(comparison.history_keys):,} quantities in the histories"
+        notes.append(f"{first.folder}: {many}, of which the first {sections.MOST_CURVES} are shown")
     for method in comparison.methods:
         if method.seeds < len(method.runs):
             notes.append(f"{method.label}: several runs have the same seed, of which one is counted")
-    first = comparison.methods[0].runs[0]
     split, test_samples = sections.Section("split", "Split"), None
     watch("dividing the data")
     try:
@@ -124,7 +136,7 @@ def _part(
     ]
     shown = [section for section in content if section.content]
     headline, settings = sections.headline(comparison), sections.configs(comparison)
-    return PagePart(number, headline, comparison, shown, *settings, notes + problems)
+    return PagePart(number, headline, comparison, shown, *settings, list(map(clipped, notes + problems)))
 
 
 def _run_notes(run: RunRecord) -> list[str]:
@@ -133,7 +145,7 @@ def _run_notes(run: RunRecord) -> list[str]:
         state = "still running" if run.state == "running" else run.state
         notes.append(f"{run.folder}: {state}, {len(run.history)} of {run.rounds} rounds")
     tests = dict.fromkeys(key for line in run.history for key in line if key.startswith("test_"))
-    lost = [key for key in tests if last(run.history, key) is None]
+    lost = [key for key in list(tests)[: sections.MOST_CURVES] if last(run.history, key) is None]
     if lost:
         notes.append(f"{run.folder}: at the last round {', '.join(lost)} is not a finite number")
     return notes
@@ -187,5 +199,5 @@ def _details(method: Method) -> list[tuple[str, str]]:
             "engine": path,
         }
         for name, value in facts.items():
-            details.setdefault(name, {})[value] = None
+            details.setdefault(name, {})[clipped(value)] = None
     return [(name, value) for name, values in details.items() for value in values if value]

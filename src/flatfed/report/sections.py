@@ -2,33 +2,30 @@
 
 import itertools
 import math
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from flatfed.core.errors import FlatfedError
+from flatfed.core.errors import FlatfedError, shown
 from flatfed.data.partition import class_counts
 from flatfed.data.partition.base import Indices
 from flatfed.diagnostics import DIAGNOSTICS, figures
-from flatfed.report.group import Comparison, Method, algorithm_name, differing_keys, flattened
+from flatfed.diagnostics.registry import MISUNDERSTANDINGS
+from flatfed.report.group import PREFIXES, Comparison, Method, algorithm_name, differing_keys, flattened
 from flatfed.report.read import RunRecord
 from flatfed.report.split import binned
-from flatfed.runs.statistics import ACCURACY, MEGABYTE, Spread, finite, mean
+from flatfed.runs.statistics import ACCURACY, MEGABYTE, Spread, mean
 from flatfed.training.config import Config
-from flatfed.training.evaluation import ClientSpread
 
 # Numbers of a history line that have their own place in the report, or say nothing over the rounds.
 PLACED = {"round", "participants", "bytes_down", "bytes_up", "gradient_evaluations", "seconds", "lr"}
+MOST_CURVES = 200
 TITLES = {
-    ACCURACY: "Test accuracy",
-    "test_loss": "Test loss",
     "train_loss": "Training loss",
     "update_norm": "Length of the mean update",
-    "flatness_distance": "Flatness distance",
-    "client_drift": "Client drift",
 }
 COSTS: dict[str, tuple[str, Sequence[str], float]] = {
     "megabytes": ("megabytes sent, both ways", ("bytes_up", "bytes_down"), MEGABYTE),
@@ -59,7 +56,9 @@ class Section:
     note: str = ""
 
     def __post_init__(self) -> None:
-        self.content = [item for item in self.content if not item.is_empty]
+        self.content = [
+            item for item in self.content if (item.traces if isinstance(item, figures.Figure) else item.rows)
+        ]
 
 
 # -- summary ----------------------------------------------------------------------------------------------
@@ -67,16 +66,16 @@ class Section:
 
 def summary(comparison: Comparison, targets: Sequence[float], test_samples: int | None) -> Section:
     """One line for each method: what it reached and what it cost."""
-    keys = comparison.history_keys()
+    keys = comparison.history_keys[:MOST_CURVES]
     columns: dict[str, Column] = {}
     if ACCURACY in keys:
         columns["accuracy %"] = lambda method: figures.percent(method.last())
         columns["best %"] = lambda method: figures.percent(method.best())
         for target in targets:
-            columns[f"rounds to {100 * target:.4g} %"] = _rounds_to(target)
+            columns[f"rounds to {100 * target:.4g} %"] = partial(_rounds_to, target)
     else:
         for key in _metrics(keys):
-            columns[_title(key).lower()] = _last(key)
+            columns[_title(key).lower()] = partial(lambda key, method: figures.cell(method.last(key), 4), key)
     columns |= {
         "clients' deviation %": _client_column("training", 1),
         "by chance %": _client_column("training", 2),
@@ -92,7 +91,7 @@ def summary(comparison: Comparison, targets: Sequence[float], test_samples: int 
     several = max(len(method.counted) for method in comparison.methods) > 1
     notes = ["Mean ± standard deviation over seeds, at the last round." if several else "At the last round."]
     highest = _highest_accuracy(comparison)
-    if test_samples and highest is not None:
+    if test_samples and highest is not None and 0 <= highest <= 1:
         error = 100 * math.sqrt(highest * (1 - highest) / test_samples)
         notes.append(
             f"With {test_samples:,} test samples the highest accuracy is uncertain by ±{error:.2g} points "
@@ -111,24 +110,16 @@ def _highest_accuracy(comparison: Comparison) -> float | None:
     return max((final.mean for final in finals if final is not None), default=None)
 
 
-def _last(key: str) -> Column:
-    return lambda method: figures.cell(method.last(key), 4)
-
-
 def _seeds(method: Method) -> figures.TableCell:
     counted, everything = len(method.counted), method.seeds
     return figures.TableCell(str(counted) if counted == everything else f"{counted} of {everything}", counted)
 
 
-def _rounds_to(target: float) -> Column:
-    """A column with the rounds to an accuracy, and how many seeds reach it if not all do."""
-
-    def make(method: Method) -> figures.TableCell:
-        rounds = method.rounds_to(target)
-        some = f" ({len(rounds)} of {len(method.counted)})" if len(rounds) < len(method.counted) else ""
-        return figures.cell(Spread.of(rounds), 0, more=some) if rounds else figures.TableCell("not reached")
-
-    return make
+def _rounds_to(target: float, method: Method) -> figures.TableCell:
+    """The rounds to an accuracy, and how many seeds reach it if not all do."""
+    rounds = method.rounds_to(target)
+    some = f" ({len(rounds)} of {len(method.counted)})" if len(rounds) < len(method.counted) else ""
+    return figures.cell(Spread.of(rounds), 0, more=some) if rounds else figures.TableCell("not reached")
 
 
 # -- curves -----------------------------------------------------------------------------------------------
@@ -146,7 +137,7 @@ def _metrics(keys: Iterable[str]) -> list[str]:
 
 def curves(comparison: Comparison) -> Section:
     """Every metric against rounds, and the first one and its loss against traffic and computation."""
-    keys = comparison.history_keys()
+    keys = comparison.history_keys[:MOST_CURVES]
     metrics = _metrics(keys)
     content = [_curves(comparison, key) for key in metrics]
     main = [key for key in metrics if key in {metrics[0], "test_loss"}]
@@ -162,7 +153,7 @@ def curves(comparison: Comparison) -> Section:
 
 def other_curves(comparison: Comparison) -> Section:
     """Whatever else the histories have, from callbacks for instance."""
-    keys = comparison.history_keys()
+    keys = comparison.history_keys[:MOST_CURVES]
     others = [key for key in keys if key not in PLACED and key not in _metrics(keys)]
     note = (
         "The training loss is taken where the algorithm evaluates it, for some at a perturbed point: compare "
@@ -179,8 +170,11 @@ def _curves(comparison: Comparison, key: str, cost: str = "") -> figures.Figure:
     scale, label = (100.0, f"{title.lower()} (%)") if is_accuracy else (1.0, title.lower())
     traces = []
     for method in comparison.methods:
-        curve, spent = method.curve(key), method.running_total(*costs).means
-        x = [spent[number] / size for number in curve.rounds] if cost else curve.rounds
+        curve = method.curve(key)
+        x: list[float] = list(curve.rounds)
+        if cost:
+            spent = method.running_total(*costs).means
+            x = [spent[number] / size for number in curve.rounds]
         deviation = [scale * value for value in curve.deviation] if curve.deviation else None
         if curve.rounds:
             traces.append(figures.line(method, x, [scale * value for value in curve.mean], deviation))
@@ -213,12 +207,12 @@ def usual_targets(comparison: Comparison) -> list[float]:
 
 def to_targets(comparison: Comparison, targets: Sequence[float]) -> Section:
     """When each method first reaches some accuracies, in rounds and in megabytes."""
-    if not targets or ACCURACY not in comparison.history_keys():
+    if not targets or ACCURACY not in comparison.history_keys:
         return Section("targets", "Rounds to an accuracy")
     methods = comparison.methods
     headers = {f"{100 * target:.4g} %": target for target in targets}
-    rounds = {header: _rounds_to(target) for header, target in headers.items()}
-    megabytes = {header: _megabytes_to(target) for header, target in headers.items()}
+    rounds = {header: partial(_rounds_to, target) for header, target in headers.items()}
+    megabytes = {header: partial(_megabytes_to, target) for header, target in headers.items()}
     traces = [
         figures.line(method, [100 * target for target in targets], means, mode="lines+markers")
         for method in methods
@@ -234,13 +228,10 @@ def to_targets(comparison: Comparison, targets: Sequence[float]) -> Section:
     return Section("targets", "Rounds to an accuracy", [*tables, figure])
 
 
-def _megabytes_to(target: float) -> Column:
-    def make(method: Method) -> figures.TableCell:
-        spent = method.running_total("bytes_up", "bytes_down").means
-        costs = [spent[number] / MEGABYTE for number in method.rounds_to(target) if number in spent]
-        return figures.amount(Spread.of(costs)) if costs else figures.TableCell("not reached")
-
-    return make
+def _megabytes_to(target: float, method: Method) -> figures.TableCell:
+    spent = method.running_total("bytes_up", "bytes_down").means
+    costs = [spent[number] / MEGABYTE for number in method.rounds_to(target) if number in spent]
+    return figures.amount(Spread.of(costs)) if costs else figures.TableCell("not reached")
 
 
 # -- clients ----------------------------------------------------------------------------------------------
@@ -257,45 +248,20 @@ def clients(comparison: Comparison) -> Section:
     note = "Deviation: between clients. By chance: what equally good clients of these sizes would show."
     title = "Accuracy over the clients"
     table = figures.method_table("client-spread", title, comparison.methods, columns, note)
-    tested = any(not figure.is_empty for figure in test)
+    tested = any(figure.traces for figure in test)
     intro = "The final model on every client's own data, all seeds together."
     return Section("clients", "Clients", [*([table] if tested else []), *train, *test], intro)
 
 
-PREFIXES = {"training": "", "test": "test_"}
-"""What stands before the names of a client's numbers, by the data that they are of."""
-
-
-def client_accuracies(run: RunRecord, kind: str) -> list[tuple[float, float | None]]:
-    """The final model's accuracy on each client's data, and how many samples these are."""
-    names = f"{PREFIXES[kind]}accuracy", f"{PREFIXES[kind]}samples"
-    pairs = ([finite(client.get(name)) for name in names] for client in run.clients)
-    return [(accuracy, samples) for accuracy, samples in pairs if accuracy is not None]
-
-
-def _client_cells(method: Method, kind: str) -> list[figures.TableCell]:
-    """The mean over clients, the deviation between them, and the deviation that chance would give."""
-    means, deviations, chances = [], [], []
-    for run in method.counted:
-        pairs = client_accuracies(run, kind)
-        accuracies, sizes = [accuracy for accuracy, _ in pairs], [int(size) for _, size in pairs if size]
-        if accuracies:
-            means.append(statistics.fmean(accuracies))
-            deviations.append(statistics.pstdev(accuracies))
-        if accuracies and len(sizes) == len(pairs) and all(0 <= accuracy <= 1 for accuracy in accuracies):
-            chances.append(ClientSpread.of(accuracies, sizes).chance)
-    return [figures.cell(Spread.of_finite(values), 1, 100) for values in (means, deviations, chances)]
-
-
 def _client_column(kind: str, index: int) -> Column:
-    return lambda method: _client_cells(method, kind)[index]
+    """The mean over clients, the deviation between them, or the deviation that chance would give."""
+    return lambda method: figures.cell(method.client_spreads[kind][index], 1, 100)
 
 
 def _client_figures(comparison: Comparison, kind: str) -> list[figures.Figure]:
     boxes, shares = [], []
     for method in comparison.methods:
-        pairs = [pair for run in method.counted for pair in client_accuracies(run, kind)]
-        accuracies = [100 * accuracy for accuracy, _ in pairs]
+        accuracies = [100 * accuracy for run in method.client_accuracies[kind] for accuracy, _ in run]
         if accuracies:
             boxes.append(figures.box(method, accuracies))
             levels = np.linspace(0, 1, min(len(accuracies), 200) + 1)
@@ -325,9 +291,9 @@ def diagnosed(comparison: Comparison) -> tuple[list[Section], list[str]]:
     for name in measured:
         try:
             contents.setdefault(DIAGNOSTICS[name].section, []).extend(DIAGNOSTICS[name].show(measured))
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            # Files of another version or a damaged one must not cost the rest of the report.
-            notes.append(f"diagnostics/{name}.json: not as expected ({error!r}), left out")
+        except MISUNDERSTANDINGS as error:
+            # Results that can be shown alone may still not fit together.
+            notes.append(f"diagnostics/{name}.json: not comparable ({shown(error)}), left out")
     headings = {name: DIAGNOSED.get(name, (name.capitalize(), "")) for name in contents}
     return [Section(name, title, contents[name], intro) for name, (title, intro) in headings.items()], notes
 
@@ -388,15 +354,14 @@ def configs(comparison: Comparison) -> tuple[list[tuple[str, str]], figures.Tabl
         differing = [key for key in differing if key != "algorithm.name"]
     if not differing:
         return shared, None
-    columns = {
-        key: lambda method, key=key: figures.cell(flattened(method.config).get(key)) for key in differing
-    }
+    columns = {key: lambda method, key=key: figures.cell(flat[method.number].get(key)) for key in differing}
     return shared, figures.method_table("differences", "What differs", comparison.methods, columns)
 
 
 def headline(comparison: Comparison) -> str:
     """The setting in one line."""
-    data, partition, model = (comparison.setting.get(key) for key in ("data", "partition", "model"))
+    config = comparison.methods[0].config
+    data, partition, model = (config.get(key) for key in ("data", "partition", "model"))
     if not isinstance(data, Mapping):
         return "a model and data given in Python"
     parts = [f"{data.get('dataset')} over {data.get('clients')} clients"]

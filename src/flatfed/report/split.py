@@ -9,6 +9,7 @@ any colour vision and in print.
 import math
 from pathlib import Path
 
+import jinja2
 import numpy as np
 from numpy.typing import NDArray
 from rich.color import Color
@@ -18,8 +19,15 @@ from rich.text import Text
 from flatfed.core.errors import FlatfedError
 from flatfed.data.partition import PartitionSummary
 from flatfed.data.partition.base import Indices
-from flatfed.report.templates import render
 
+FOLDER = Path(__file__).parent
+TEMPLATES = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(FOLDER),
+    autoescape=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    undefined=jinja2.StrictUndefined,
+)
 Numbers = NDArray[np.float64]
 RAMP = ((222, 235, 247), (158, 202, 225), (66, 146, 198), (8, 81, 156), (8, 32, 84))
 EMPTY = (250, 251, 253)
@@ -137,8 +145,7 @@ def svg_picture(counts: Indices, title: str) -> str:
     held = ((client, label, int(counts[client, label])) for client, label in np.argwhere(counts > 0).tolist())
     # The ramp goes by the square root, so about half-way along it lies a quarter of the largest count.
     quarter = round(largest / 4)
-    return render(
-        "split.svg",
+    return TEMPLATES.get_template("split.svg").render(
         title=title,
         clients=clients,
         classes=classes,
@@ -162,7 +169,8 @@ def _hex(rgb: tuple[int, int, int]) -> str:
 
 def html_page(counts: Indices, title: str, summary: PartitionSummary) -> str:
     """The picture and the summary as one page that needs nothing else."""
-    return render("split.html", title=title, picture=svg_picture(counts, title), numbers=describe(summary))
+    picture, template = svg_picture(counts, title), TEMPLATES.get_template("split.html")
+    return template.render(title=title, picture=picture, numbers=describe(summary))
 
 
 def check_output(path: Path) -> None:

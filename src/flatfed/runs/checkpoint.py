@@ -1,13 +1,14 @@
 """A run's checkpoints: manifest.json, and the safetensors files that it names.
 
-The manifest is written last: at any moment it names a complete checkpoint. Client state is a log: a
-checkpoint adds the rows that changed since the last one, and the log is rewritten when more than half of it
-is out of date. Nothing is ever unpickled.
+The manifest is written last: at any moment it names a complete checkpoint. It has the checksums of everything
+that the checkpoint consists of, and its own. Client state is a log: a checkpoint adds the rows that changed
+since the last one, and the log is rewritten when more than half of it is out of date. Nothing is ever
+unpickled.
 """
 
 from __future__ import annotations
 
-import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,18 +21,31 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from flatfed.core.errors import FlatfedError, one_line
+from flatfed.core.errors import one_line
 from flatfed.engines.client_store import ClientStore
-from flatfed.runs.files import read_json, write_atomically, write_json
+from flatfed.runs.files import (
+    RunFolderError,
+    read_bytes,
+    read_json,
+    sha256,
+    unsealed,
+    write_atomically,
+    write_sealed,
+)
+from flatfed.runs.history import WrittenHistory
 from flatfed.training.loop import TrainingState
 
-FORMAT = 2
+FORMAT = 3
+_TENSOR_FILE = re.compile(r"(server|clients)-\d+-[0-9a-f]{8}\.safetensors")
+_HALF_WRITTEN = re.compile(rf"\.({_TENSOR_FILE.pattern}|manifest\.json)\.\d+\.\d+")
 
 
-class StoredFile(BaseModel):
-    """A safetensors file of a checkpoint and the digest of its content."""
-
+class _Entry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class StoredFile(_Entry):
+    """A safetensors file of a checkpoint and the digest of its content."""
 
     name: str
     sha256: str
@@ -39,31 +53,47 @@ class StoredFile(BaseModel):
     """Clients in the file, for files of client state."""
 
 
+class FinalFiles(_Entry):
+    """The digests of what is written after the last round."""
+
+    round: int
+    model: str
+    clients: str
+
+
 class Manifest(BaseModel):
     """What a checkpoint consists of."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    format: int
-    round: Annotated[int, Field(strict=True, ge=0)]
+    format: int = FORMAT
+    round: Annotated[int, Field(strict=True, ge=0)] = 0
     identity: str
     """The digest of the run's identity."""
-    server: StoredFile
+    config: tuple[str, ...]
+    """The digests of config.json; two while a run that is asked for more rounds replaces it."""
+    history: WrittenHistory = WrittenHistory()
+    server: StoredFile | None = None
+    """None until the first checkpoint."""
     clients: tuple[StoredFile, ...] = ()
+    models: tuple[str, ...] = ()
+    """The digests of the final model; two while the next one replaces it."""
+    final: FinalFiles | None = None
+    """Of the last complete run, which may have had fewer rounds."""
 
     @classmethod
     def read(cls, path: Path) -> Manifest:
         content = read_json(path)
         written = content.get("format") if isinstance(content, dict) else None
         if written != FORMAT:
-            raise FlatfedError(
+            raise RunFolderError(
                 f"{path}: its format is {written!r}, this version reads {FORMAT}; choose another folder or "
                 "remove it"
             )
         try:
-            return cls(**content)
+            return cls(**unsealed(content, path))
         except ValidationError as error:
-            raise FlatfedError(f"{path}: damaged ({one_line(error)})") from None
+            raise RunFolderError(f"{path}: damaged ({one_line(error)})") from None
 
 
 @dataclass(frozen=True)
@@ -82,79 +112,112 @@ class Checkpoints:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.manifest_path = path / "manifest.json"
-        self._logged: tuple[StoredFile, ...] = ()
+        self.manifest: Manifest | None = None
 
-    def save(self, state: TrainingState, clients: ClientStore, identity: str) -> None:
+    def read(self) -> Manifest | None:
+        """The present manifest; None if nothing was ever saved."""
+        if self.manifest_path.exists() or self.manifest_path.is_symlink():
+            self.manifest = Manifest.read(self.manifest_path)
+        elif self.path.is_dir() and any(_TENSOR_FILE.fullmatch(path.name) for path in self.path.iterdir()):
+            raise RunFolderError(
+                f"{self.manifest_path}: missing, though there are files of a checkpoint; restore it or "
+                "choose another folder"
+            )
+        return self.manifest
+
+    def write(self, manifest: Manifest) -> None:
+        write_sealed(self.manifest_path, manifest.model_dump(mode="json"))
+        self.manifest = manifest
+
+    def save(self, state: TrainingState, clients: ClientStore, history: WrittenHistory) -> None:
+        assert self.manifest is not None, "a run begins with a manifest"
         tensors = {f"server/{name}": value for name, value in state.server.items()}
         tensors |= {f"buffers/{name}": value for name, value in state.buffers.items()}
-        manifest = Manifest(
-            format=FORMAT,
-            round=state.round,
-            identity=identity,
-            server=self._write_tensors(f"server-{state.round}", tensors),
-            clients=self._log_clients(state.round, clients),
-        )
-        write_json(self.manifest_path, manifest.model_dump())
-        self._logged = manifest.clients
+        server = self._write_tensors(f"server-{state.round}", tensors)
+        changes = {
+            "round": state.round,
+            "config": self.manifest.config[-1:],
+            "history": history,
+            "server": server,
+            "clients": self._log_clients(self.manifest.clients, state.round, clients),
+        }
+        self.write(self.manifest.model_copy(update=changes))
         clients.changed.clear()
-        files = {manifest.server.name, *(entry.name for entry in manifest.clients)}
+        named = {server.name, *(entry.name for entry in self.manifest.clients)}
         for path in self.path.iterdir():
-            if path.name not in files | {self.manifest_path.name, ".lock"}:
+            ours = _TENSOR_FILE.fullmatch(path.name) or _HALF_WRITTEN.fullmatch(path.name)
+            if ours and path.name not in named:
                 path.unlink()
 
-    def _log_clients(self, round_number: int, store: ClientStore) -> tuple[StoredFile, ...]:
+    def _log_clients(
+        self, logged: tuple[StoredFile, ...], round_number: int, store: ClientStore
+    ) -> tuple[StoredFile, ...]:
         """The client files of the next checkpoint: those of the last one and the rows that changed."""
-        old_rows = sum(entry.rows for entry in self._logged)
+        old_rows = sum(entry.rows for entry in logged)
         everything = old_rows + len(store.changed) > 2 * len(store)
         clients = store.clients() if everything else sorted(store.changed)
         if not clients:
-            return self._logged
+            return logged
         rows = torch.stack([row for client in clients if (row := store.row(client)) is not None])
         tensors = {"clients": torch.tensor(clients), "rows": rows}
         entry = self._write_tensors(f"clients-{round_number}", tensors, rows=len(clients))
-        return (entry,) if everything else (*self._logged, entry)
+        return (entry,) if everything else (*logged, entry)
 
     def _write_tensors(self, stem: str, tensors: Mapping[str, Tensor], rows: int = 0) -> StoredFile:
         content = save_tensors({key: value.cpu().contiguous() for key, value in tensors.items()})
-        digest = hashlib.sha256(content).hexdigest()
+        digest = sha256(content)
         # A round may be saved more than once; what the manifest still names must not be overwritten.
         name = f"{stem}-{digest[:8]}.safetensors"
         write_atomically(self.path / name, content)
         return StoredFile(name=name, sha256=digest, rows=rows)
 
+    def path_of(self, entry: StoredFile) -> Path:
+        return self.path / Path(entry.name).name
+
+    @property
+    def server_path(self) -> Path:
+        """The file with the server's state."""
+        server = self.manifest.server if self.manifest else None
+        return self.manifest_path if server is None else self.path_of(server)
+
     def _read_tensors(self, entry: StoredFile) -> dict[str, Tensor]:
-        path = self.path / Path(entry.name).name
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise FlatfedError(f"{path}: missing from the checkpoint ({error.strerror})") from None
-        if hashlib.sha256(content).hexdigest() != entry.sha256:
-            raise FlatfedError(f"{path}: damaged, its checksum is not the one in the manifest")
+        path = self.path_of(entry)
+        if not path.exists():
+            raise RunFolderError(f"{path}: missing from the checkpoint; restore it or choose another folder")
+        content = read_bytes(path)
+        if sha256(content) != entry.sha256:
+            raise RunFolderError(f"{path}: damaged, its checksum is not the one in the manifest")
         try:
             return load_tensors(content)
         except SafetensorError as error:
-            raise FlatfedError(f"{path}: not a safetensors file ({error})") from None
+            raise RunFolderError(f"{path}: not a safetensors file ({error})") from None
 
     def load(self) -> Checkpoint | None:
         """The last complete checkpoint without its client rows; None if there is none."""
-        if not self.manifest_path.exists():
+        manifest = self.read()
+        if manifest is None or manifest.server is None:
             return None
-        manifest = Manifest.read(self.manifest_path)
-        self._logged = manifest.clients
         groups: dict[str, dict[str, Tensor]] = {"server": {}, "buffers": {}}
         for name, value in self._read_tensors(manifest.server).items():
             group, _, key = name.partition("/")
-            groups[group][key] = value
-        return Checkpoint(manifest.round, manifest.identity, **groups)
+            groups.setdefault(group, {})[key] = value
+        if groups.keys() != {"server", "buffers"} or "model" not in groups["server"]:
+            raise RunFolderError(f"{self.path_of(manifest.server)}: not the server's state of a run")
+        return Checkpoint(manifest.round, manifest.identity, groups["server"], groups["buffers"])
 
     def load_clients(self, store: ClientStore) -> None:
         """Puts the checkpoint's client rows into the store."""
-        for entry in self._logged:
+        for entry in self.manifest.clients if self.manifest else ():
             logged = self._read_tensors(entry)
-            rows = logged["rows"]
-            if rows.dim() != 2 or rows.shape[1] != store.row_length or rows.dtype != store.dtype:
-                raise FlatfedError(f"{self.path}: its client state is of another model or algorithm")
-            for client, row in zip(logged["clients"].tolist(), rows, strict=True):
+            shapes = {name: (tuple(value.shape), value.dtype) for name, value in logged.items()}
+            if shapes != {
+                "clients": ((entry.rows,), torch.int64),
+                "rows": ((entry.rows, store.row_length), store.dtype),
+            }:
+                raise RunFolderError(
+                    f"{self.path_of(entry)}: its client state is of another model or algorithm"
+                )
+            for client, row in zip(logged["clients"].tolist(), logged["rows"], strict=True):
                 store.stage_row(client, row)
             store.commit()
         store.changed.clear()

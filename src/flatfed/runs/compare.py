@@ -18,6 +18,7 @@ from typing import Any
 from flatfed.core.algorithm import TRANSPORT
 from flatfed.core.errors import DivergedError, FlatfedError
 from flatfed.core.settings import Training
+from flatfed.runs.files import RunFolderError
 from flatfed.runs.folder import RunFolder
 from flatfed.runs.identity import config_digest
 from flatfed.runs.statistics import (
@@ -46,14 +47,25 @@ def run_folder(config: Config, root: Path) -> Path:
 def is_complete(config: Config, folder: Path) -> bool:
     """Whether a folder holds the finished run of a config; another run's folder is refused."""
     existing = RunFolder(folder)
+    existing.check_usable()
+    finished = existing.finished_rounds()
     existing.check_config(json.loads(config.model_dump_json()))
-    return existing.finished_rounds() == config.training.rounds
+    return finished == config.training.rounds
+
+
+@dataclass(frozen=True)
+class RunFailure:
+    """A run that is left out, because it diverged or its folder is damaged."""
+
+    name: str
+    folder: Path
+    error: DivergedError | RunFolderError
 
 
 def run_missing(
     runs: LabelledRuns, root: Path, watch: Callable[[str, Path], list[Callback]]
-) -> tuple[list[list[RunFolder]], list[str]]:
-    """Runs what is missing; returns each label's finished runs, and a line about each run that diverged."""
+) -> tuple[list[list[RunFolder]], list[RunFailure]]:
+    """Runs what is missing; returns each label's finished runs, and what is left out."""
     finished: list[list[RunFolder]] = []
     failures = []
     for label, configs in runs:
@@ -64,8 +76,8 @@ def run_missing(
                 if not is_complete(config, folder):
                     run_config(config, folder, watch(name, folder))
                 finished[-1].append(RunFolder(folder))
-            except DivergedError as error:
-                failures.append(f"{name}: {error}")
+            except (DivergedError, RunFolderError) as error:
+                failures.append(RunFailure(name, folder, error))
     return finished, failures
 
 

@@ -1,7 +1,9 @@
-"""Writing files so that they are there as a whole or not at all, and reading them back."""
+"""The files of a run: written as a whole or not at all, and read back only as they were written."""
 
+import hashlib
 import json
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,19 @@ from typing import Any
 from safetensors.torch import save as save_tensors
 from torch import nn
 
+from flatfed.core import files
 from flatfed.core.errors import FlatfedError
+
+MARK = b"<!-- written by flatfed -->"
+"""In the first lines of every page and picture."""
+
+
+class RunFolderError(FlatfedError):
+    """A folder that is damaged or no run's; other runs can go on."""
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -33,18 +47,56 @@ def write_atomically(path: Path, content: bytes) -> None:
         os.close(handle)
 
 
+def json_bytes(content: Any) -> bytes:
+    return (json.dumps(content, indent=2) + "\n").encode()
+
+
 def write_json(path: Path, content: Any) -> None:
-    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
+    write_atomically(path, json_bytes(content))
+
+
+def read_bytes(path: Path) -> bytes:
+    """Of a regular file of any size."""
+    try:
+        return files.read_bytes(path, largest=sys.maxsize)
+    except FlatfedError as error:
+        raise RunFolderError(str(error)) from None
 
 
 def read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise FlatfedError(f"{path}: cannot be read as JSON ({error}); is this a run folder?") from None
+        return files.read_json(path)
+    except FlatfedError as error:
+        raise RunFolderError(f"{error}; is this a run folder?") from None
 
 
-def save_module(module: nn.Module, path: Path) -> None:
+def write_sealed(path: Path, content: dict[str, Any]) -> None:
+    """A JSON table and, in it, the checksum of all the rest."""
+    write_json(path, {**content, "sha256": _seal(content)})
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    return unsealed(read_json(path), path)
+
+
+def unsealed(content: Any, path: Path) -> dict[str, Any]:
+    seal = content.pop("sha256", None) if isinstance(content, dict) else None
+    if seal != _seal(content):
+        raise RunFolderError(f"{path}: damaged or edited, its checksum is not that of its content")
+    return dict(content)
+
+
+def _seal(content: Any) -> str:
+    return sha256(json.dumps(content, sort_keys=True).encode())
+
+
+def check_replaceable(path: Path) -> None:
+    """Refuses to overwrite a page or picture that is not flatfed's."""
+    if os.path.lexists(path) and MARK not in files.read_bytes(path, largest=sys.maxsize)[:4096]:
+        raise FlatfedError(f"{path}: it exists and is not flatfed's; choose another name or remove it")
+
+
+def module_bytes(module: nn.Module) -> bytes:
     """A module's parameters and buffers by name; tensors that are shared are written once for each name."""
     tensors = {name: value.detach().cpu().clone() for name, value in module.state_dict().items()}
-    write_atomically(path, save_tensors({name: value.contiguous() for name, value in tensors.items()}))
+    return save_tensors({name: value.contiguous() for name, value in tensors.items()})

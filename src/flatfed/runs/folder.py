@@ -9,15 +9,19 @@
     stopped.json       why a run was ended before its last round
     clients.json       the final model's loss and metrics on each client's data, and their spread
     synthetic.png      the synthetic samples, where an algorithm makes some that are images
-    model.safetensors  the final model; it is written last, so a folder that has it is complete
+    model.safetensors  the final model; that of an earlier, shorter run stays until the next one is ready
 
-Files are written beside their place, fsynced and renamed.
+Files are written beside their place, fsynced and renamed. The manifest has the checksums of all the others
+(config, identity, history up to its round, tensors, final model and the clients' results) and its own; what
+does not fit is refused by name. A folder that has files but no run in it is refused before anything is
+written, and only files that a run has written are ever removed or replaced.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -27,13 +31,28 @@ from torch import nn
 
 from flatfed.core.errors import FlatfedError
 from flatfed.engines.client_store import ClientStore
-from flatfed.runs.checkpoint import Checkpoint, Checkpoints, Manifest
+from flatfed.runs.checkpoint import Checkpoint, Checkpoints, FinalFiles, Manifest
 from flatfed.runs.environment import environment
-from flatfed.runs.files import read_json, save_module, write_atomically, write_json
-from flatfed.runs.identity import Identity
+from flatfed.runs.files import (
+    RunFolderError,
+    json_bytes,
+    module_bytes,
+    read_bytes,
+    read_json,
+    read_sealed,
+    sha256,
+    write_atomically,
+    write_json,
+    write_sealed,
+)
+from flatfed.runs.history import HistoryFile, parsed
+from flatfed.runs.identity import Identity, digest_of
 from flatfed.runs.lock import Lock
 from flatfed.training.evaluation import ClientSpread, client_spreads
 from flatfed.training.loop import History, TrainingState
+
+CHANGED = "damaged or edited, its checksum is not the one in the manifest"
+_HALF_WRITTEN = re.compile(r"\.[a-z]+\.(json|jsonl|safetensors|png)\.\d+\.\d+")
 
 
 class RunFolder:
@@ -43,9 +62,10 @@ class RunFolder:
         self.path = path
         self.checkpoints = Checkpoints(path / "checkpoint")
         self.lock = Lock(path / "checkpoint" / ".lock")
+        self.history = HistoryFile(path / "history.jsonl")
         self.config_path = path / "config.json"
         self.identity_path = path / "identity.json"
-        self.history_path = path / "history.jsonl"
+        self.environment_path = path / "environment.json"
         self.clients_path = path / "clients.json"
         self.model_path = path / "model.safetensors"
         self.divergence_path = path / "diverged.json"
@@ -55,35 +75,90 @@ class RunFolder:
     @classmethod
     def existing(cls, path: Path) -> RunFolder:
         if not path.is_dir():
-            raise FlatfedError(f"{path}: no such run folder")
-        if not (path / "config.json").is_file():
-            raise FlatfedError(f"{path}: not a run folder, it has no config.json")
+            raise RunFolderError(f"{path}: no such run folder")
+        if not os.path.lexists(path / "config.json"):
+            raise RunFolderError(f"{path}: not a run folder, it has no config.json")
         return cls(path)
 
-    def open(self, config: Mapping[str, Any], identity: Identity) -> None:
-        """Takes the folder for this process; a run that is there must be the same one."""
-        self.checkpoints.path.mkdir(parents=True, exist_ok=True)
-        self.lock.acquire(self.path)
-        begun = self.checkpoints.manifest_path.exists()
-        if begun:
-            Manifest.read(self.checkpoints.manifest_path)  # Of an older version, all else may look strange.
-        self.check_config(config)
-        self.identity = identity
-        if self.identity_path.exists():
-            stored = read_json(self.identity_path)
-            if not isinstance(stored, dict):
-                raise FlatfedError(f"{self.identity_path}: damaged; restore it or choose another folder")
-            different = identity.difference(stored)
-            if different:
-                raise FlatfedError(
-                    f"{self.path}: it holds another run (the {different} of it is not the same); choose "
-                    "another folder or remove it"
+    # -- what is there ------------------------------------------------------------------------------------
+
+    def check_usable(self) -> None:
+        """Refuses a folder that has files but no run in it, before anything is written."""
+        if "\0" in str(self.path):
+            raise RunFolderError(f"folder = {str(self.path)!r}: a null character; choose another name")
+        checkpoints = self.checkpoints.path
+        for folder in (self.path, checkpoints):
+            if os.path.lexists(folder) and not folder.is_dir():
+                raise RunFolderError(f"{folder}: not a folder; choose another name")
+        if os.path.lexists(self.config_path):
+            for path in self._files:
+                if os.path.lexists(path) and not path.is_file():
+                    raise RunFolderError(f"{path}: not a regular file; restore it or choose another folder")
+            config = read_json(self.config_path)
+            if not isinstance(config, dict) or not {"algorithm", "training"} <= config.keys():
+                raise RunFolderError(f"{self.config_path}: not the config of a run; choose another folder")
+            return
+        for path in [*_entries(self.path), *_entries(checkpoints)]:
+            # What a run leaves that was killed before it had written its config.
+            remains = path == self.lock.path and path.is_file() and path.stat().st_size == 0
+            if not remains and path != checkpoints and not _HALF_WRITTEN.fullmatch(path.name):
+                raise RunFolderError(
+                    f"{self.path}: not empty and not a run folder (it has {path.name!r} and no config.json); "
+                    "choose another folder"
                 )
-        if begun and identity.uncovered:
-            raise FlatfedError(
-                f"{self.path}: it cannot be continued safely, because nothing tells whether this is the same "
-                f"run ({identity.uncovered[0]}); choose another folder and give the task a name and version"
+
+    def verify(self) -> Manifest | None:
+        """The manifest, if config, identity and history are those that it was written with."""
+        manifest = self.checkpoints.read()
+        if manifest is None:
+            begun = self.history.path.exists() and self.history.path.stat().st_size > 0
+            for path, exists in ((self.history.path, begun), (self.model_path, self.model_path.exists())):
+                if exists:
+                    raise RunFolderError(
+                        f"{self.checkpoints.manifest_path}: missing, though there is {path.name}; restore it "
+                        "or choose another folder"
+                    )
+            return None
+        if sha256(read_bytes(self.config_path)) not in manifest.config:
+            raise RunFolderError(
+                f"{self.config_path}: {CHANGED}; restore it (more rounds are asked for by --rounds)"
             )
+        if digest_of(read_json(self.identity_path)) != manifest.identity:
+            raise RunFolderError(f"{self.identity_path}: {CHANGED}; restore it")
+        self.history.checked(manifest.history)
+        self._check_model(manifest)
+        return manifest
+
+    def _check_model(self, manifest: Manifest) -> list[str]:
+        """The digest of the final model, if there is one; it must be one of this run's."""
+        path = self.model_path
+        digests = [sha256(read_bytes(path))] if os.path.lexists(path) else []
+        if not set(digests) <= set(manifest.models):
+            raise RunFolderError(
+                f"{path}: damaged, or not of this run; restore it, or move it away to have it written again"
+            )
+        return digests
+
+    def finished_rounds(self) -> int | None:
+        """How many rounds a complete run had, or None if it is not complete."""
+        manifest = self.verify()
+        final = manifest.final if manifest else None
+        if manifest is None or final is None or final.round != manifest.round:
+            return None
+        if not self.model_path.exists() or not self.clients_path.exists():
+            return None
+        for path, digest in ((self.model_path, final.model), (self.clients_path, final.clients)):
+            if sha256(read_bytes(path)) != digest:
+                raise RunFolderError(
+                    f"{path}: {CHANGED}; restore it, or move it away to have it written again"
+                )
+        return manifest.round
+
+    def read_config(self) -> Any:
+        """What was asked for, as it was written."""
+        self.check_usable()
+        self.verify()
+        return read_json(self.config_path)
 
     def check_config(self, config: Mapping[str, Any]) -> None:
         """Refuses a folder in which something else was asked for."""
@@ -91,69 +166,101 @@ class RunFolder:
             return
         different = first_difference(read_json(self.config_path), json.loads(json.dumps(config)))
         if different:
-            raise FlatfedError(
+            raise RunFolderError(
                 f"{self.path}: it holds another run ({different}); choose another folder or remove it"
             )
 
-    def begin(self, config: Mapping[str, Any], engine: Mapping[str, Any], history: History) -> None:
-        """Writes what is asked for, once everything is known to be in order."""
-        write_json(self.config_path, config)
-        write_json(self.identity_path, dict(self.identity.components))
-        write_json(self.path / "environment.json", environment(engine))
-        # While the run goes on there is no final model, not even that of an earlier, shorter run.
-        for path in (self.model_path, self.divergence_path, self.stop_path):
-            path.unlink(missing_ok=True)
-        lines = "".join(json.dumps(record) + "\n" for record in history)
-        write_atomically(self.history_path, lines.encode())
+    # -- a run of this process ----------------------------------------------------------------------------
 
-    def read_history(self, rounds: int | None = None) -> History:
-        """The lines of finished rounds, without a last one that was cut off."""
-        if not self.history_path.exists():
-            return []
-        history: History = []
-        for line in self.history_path.read_text(errors="replace").splitlines():
-            try:
-                record = json.loads(line)
-            except ValueError:
-                break
-            # Rounds count from 1; a line that is not the next round ends what can be trusted.
-            number = record.get("round") if isinstance(record, dict) else None
-            if number != len(history) + 1 or (rounds is not None and number > rounds):
-                break
-            history.append(record)
-        return history
+    def open(self, config: Mapping[str, Any], identity: Identity) -> None:
+        """Takes the folder for this process; a run that is there must be the same one, and whole."""
+        self.check_usable()
+        self.checkpoints.path.mkdir(parents=True, exist_ok=True)
+        self.lock.acquire(self.path)
+        self.finished_rounds()
+        self.check_config(config)
+        self.identity = identity
+        if self.identity_path.exists():
+            stored = read_json(self.identity_path)
+            if not isinstance(stored, dict):
+                raise RunFolderError(f"{self.identity_path}: damaged; restore it or choose another folder")
+            different = identity.difference(stored)
+            if different:
+                raise RunFolderError(
+                    f"{self.path}: it holds another run (the {different} of it is not the same); choose "
+                    "another folder or remove it"
+                )
+        manifest = self.checkpoints.manifest
+        if manifest is not None and manifest.server is not None and identity.uncovered:
+            raise RunFolderError(
+                f"{self.path}: it cannot be continued safely, because nothing tells whether this is the same "
+                f"run ({identity.uncovered[0]}); choose another folder and give the task a name and version"
+            )
+
+    def begin(self, config: Mapping[str, Any], engine: Mapping[str, Any]) -> None:
+        """Writes what is asked for, once everything is known to be in order."""
+        content, manifest = json_bytes(config), self.checkpoints.manifest
+        if manifest is not None and manifest.config != (sha256(content),):
+            # Whenever this is killed, config.json is one of the two.
+            digests = sha256(read_bytes(self.config_path)), sha256(content)
+            self.checkpoints.write(manifest.model_copy(update={"config": digests}))
+        write_atomically(self.config_path, content)
+        write_json(self.identity_path, dict(self.identity.components))
+        write_json(self.environment_path, environment(engine))
+        if manifest is None:
+            # From now on, tensors or a history without a manifest are damage.
+            manifest = Manifest(identity=self.identity.digest, config=(sha256(content),))
+            self.checkpoints.write(manifest)
+        self.history.restart(self.history.checked(manifest.history))
+        for path in (self.divergence_path, self.stop_path):
+            path.unlink(missing_ok=True)
+        for path in _entries(self.path):
+            if _HALF_WRITTEN.fullmatch(path.name) and path.is_file():
+                path.unlink()
 
     def append(self, record: Mapping[str, Any]) -> None:
-        with self.history_path.open("a") as file:
-            file.write(json.dumps(record) + "\n")
+        self.history.append(record)
 
     def kept(self, round_number: int) -> str:
         return f"the state after round {round_number} is kept in {self.path}"
 
     def save(self, state: TrainingState, clients: ClientStore) -> None:
-        with self.history_path.open("rb") as file:
-            os.fsync(file.fileno())
-        self.checkpoints.save(state, clients, self.identity.digest)
+        self.checkpoints.save(state, clients, self.history.sync())
+
+    def finish(self, module: nn.Module, per_client: list[dict[str, float]]) -> None:
+        manifest = self.checkpoints.manifest
+        assert manifest is not None, "a run begins with a manifest"
+        model = module_bytes(module)
+        spreads = {name: asdict(spread) for name, spread in client_spreads(per_client).items()}
+        clients = json_bytes({"spread": spreads, "clients": per_client})
+        # Whenever this is killed, the model is one of the two.
+        models = (*self._check_model(manifest), sha256(model))
+        self.checkpoints.write(manifest.model_copy(update={"models": models}))
+        write_atomically(self.clients_path, clients)
+        write_atomically(self.model_path, model)
+        final = FinalFiles(round=manifest.round, model=sha256(model), clients=sha256(clients))
+        changes = {"config": manifest.config[-1:], "models": (final.model,), "final": final}
+        self.checkpoints.write(manifest.model_copy(update=changes))
+
+    # -- what happened ------------------------------------------------------------------------------------
+
+    def read_history(self) -> History:
+        """The lines of finished rounds, without a last one that was cut off."""
+        return self.history.read()
+
+    def checkpoint_history(self) -> History:
+        """The lines up to the last checkpoint."""
+        manifest = self.checkpoints.manifest
+        return [] if manifest is None else parsed(self.history.checked(manifest.history))
 
     def last_checkpoint(self) -> Checkpoint:
         """The last complete checkpoint, which there must be."""
+        self.verify()
         checkpoint = self.checkpoints.load()
         if checkpoint is None:
             advice = f"go on with flatfed resume {self.path}"
             raise FlatfedError(f"{self.path}: it has no checkpoint yet; {self.read_divergence() or advice}")
         return checkpoint
-
-    def finish(self, module: nn.Module, per_client: list[dict[str, float]]) -> None:
-        spreads = {name: asdict(spread) for name, spread in client_spreads(per_client).items()}
-        write_json(self.clients_path, {"spread": spreads, "clients": per_client})
-        save_module(module, self.model_path)
-
-    def finished_rounds(self) -> int | None:
-        """How many rounds a complete run had, or None if it is not complete."""
-        manifest_path = self.checkpoints.manifest_path
-        if not (self.model_path.exists() and manifest_path.exists()):
-            return None
-        return Manifest.read(manifest_path).round
 
     def read_clients(self) -> dict[str, ClientSpread]:
         """The spread of the final model's accuracy over the clients, on "train" and "test" data."""
@@ -161,32 +268,36 @@ class RunFolder:
         try:
             return {name: ClientSpread(**spread) for name, spread in content["spread"].items()}
         except (KeyError, TypeError, AttributeError):
-            raise FlatfedError(
+            raise RunFolderError(
                 f"{self.clients_path}: has no spread over clients; remove the folder and run it again"
             ) from None
 
     def note_divergence(self, error: str) -> None:
-        write_json(self.divergence_path, {"error": error})
+        write_sealed(self.divergence_path, {"error": error})
 
     def read_divergence(self) -> str | None:
         """What stopped a run that left the finite numbers, or None if nothing did."""
-        if not self.divergence_path.exists():
-            return None
-        content = read_json(self.divergence_path)
-        return str(content.get("error") if isinstance(content, dict) else content)
+        return str(read_sealed(self.divergence_path).get("error")) if self.divergence_path.exists() else None
 
     def note_stop(self, reason: str, round_number: int, accuracy: float) -> None:
         """Records that a run was ended early, and the round that decided it, which the history lacks."""
-        write_json(self.stop_path, {"reason": reason, "round": round_number, "test_accuracy": accuracy})
+        write_sealed(self.stop_path, {"reason": reason, "round": round_number, "test_accuracy": accuracy})
 
     def read_stop(self) -> dict[str, Any] | None:
         """What `note_stop` recorded, or None if the run was not ended early."""
-        if not self.stop_path.exists():
-            return None
-        content = read_json(self.stop_path)
-        if not isinstance(content, dict) or not content.keys() >= {"reason", "round", "test_accuracy"}:
-            raise FlatfedError(f"{self.stop_path}: damaged; remove it to continue the run")
-        return content
+        return read_sealed(self.stop_path) if self.stop_path.exists() else None
+
+    @property
+    def _files(self) -> tuple[Path, ...]:
+        return (
+            *(self.config_path, self.identity_path, self.environment_path, self.history.path),
+            *(self.clients_path, self.model_path, self.divergence_path, self.stop_path),
+            *(self.checkpoints.manifest_path, self.lock.path),
+        )
+
+
+def _entries(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []
 
 
 def first_difference(before: Any, now: Any, name: str = "") -> str | None:

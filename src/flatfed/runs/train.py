@@ -22,7 +22,7 @@ from flatfed.engines.engine import Engine
 from flatfed.engines.execution import Execution
 from flatfed.engines.planning import Metric
 from flatfed.engines.worker import Snapshot
-from flatfed.runs.files import save_module
+from flatfed.runs.files import RunFolderError, module_bytes, write_atomically
 from flatfed.runs.folder import RunFolder
 from flatfed.runs.identity import Identity, run_identity
 from flatfed.training.checks import check_before_training, too_short
@@ -62,7 +62,7 @@ class Run:
         """Writes the global model's parameters and buffers as a safetensors file."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_module(self.model, path)
+        write_atomically(path, module_bytes(self.model))
         return path
 
 
@@ -86,7 +86,11 @@ def train(
     check_before_training(task, algorithm, training, callbacks)
     if (note := too_short(algorithm, training)) is not None:
         warnings.warn(note, FlatfedWarning, stacklevel=2)
+    if folder == "":
+        raise FlatfedError("folder = '': missing; give the run's folder a name")
     path = None if folder is None else Path(folder)
+    if path is not None:
+        RunFolder(path).check_usable()
     engine = start_engine(task, algorithm, training, execution, path)
 
     def on_clients(snapshot: Snapshot) -> list[dict[str, float]]:
@@ -147,7 +151,6 @@ def run_engine(
     folder = None
     try:
         if path is not None and identity is not None:
-            path.mkdir(parents=True, exist_ok=True)
             folder = RunFolder(path)
             _open(folder, engine, state, config, identity)
         loop = TrainingLoop(engine, model, state, test, callbacks, folder, checkpoint_every)
@@ -196,7 +199,7 @@ def _open(
 
         same = shapes(checkpoint.server) == shapes(state.server)
         if not same or shapes(checkpoint.buffers) != shapes(state.buffers):
-            raise FlatfedError(f"{folder.path}: its checkpoint is of another model or algorithm")
+            raise RunFolderError(f"{folder.checkpoints.server_path}: of another model or algorithm")
         if checkpoint.identity != identity.digest:
             raise FlatfedError(
                 f"{folder.path}: its checkpoint was made with another model, data, loss or settings; choose "
@@ -211,10 +214,10 @@ def _open(
         state.round = checkpoint.round
         state.server = {name: value.to(plan.device) for name, value in checkpoint.server.items()}
         state.buffers = {name: value.to(plan.device) for name, value in checkpoint.buffers.items()}
-        state.history = folder.read_history(state.round)
+        state.history = folder.checkpoint_history()
         if len(state.history) != state.round:
-            raise FlatfedError(
-                f"{folder.history_path}: it has {len(state.history)} of the checkpoint's {state.round} "
+            raise RunFolderError(
+                f"{folder.history.path}: it has {len(state.history)} of the checkpoint's {state.round} "
                 "rounds; restore it or choose another folder"
             )
     chosen = {
@@ -230,4 +233,4 @@ def _open(
             FlatfedWarning,
             stacklevel=4,
         )
-    folder.begin(config, chosen, state.history)
+    folder.begin(config, chosen)

@@ -7,7 +7,6 @@ therefore continues where it was, and a run that has ended is never repeated, wh
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import itertools
 import re
@@ -20,6 +19,7 @@ from typing import Any, Literal, get_args
 from flatfed.core import random
 from flatfed.core.errors import DivergedError, FlatfedError, check_choice
 from flatfed.runs.compare import is_complete, run_folder
+from flatfed.runs.files import RunFolderError
 from flatfed.runs.folder import RunFolder
 from flatfed.runs.statistics import by_round
 from flatfed.runs.train import run_config
@@ -32,7 +32,7 @@ TRIALS_BEFORE_STOPPING = 4
 ROUNDS_BEFORE_STOPPING = 0.1
 # How often TPE is asked again when it proposes what has been tried.
 PROPOSALS = 10
-Ending = Literal["complete", "stopped early", "diverged"]
+Ending = Literal["complete", "stopped early", "diverged", "left out"]
 Grid = Mapping[str, tuple[str, ...]]
 """The values of each key, as they were written."""
 Combination = tuple[str, ...]
@@ -119,12 +119,24 @@ class Search:
 
     def read_trial(self, combination: Combination, root: Path) -> Trial | None:
         """Reads a combination's result from its run folder; None if its run has not ended."""
+        try:
+            return self._read_trial(combination, root)
+        except RunFolderError as error:
+            return self.left_out(combination, root, error)
+
+    def left_out(self, combination: Combination, root: Path, error: RunFolderError) -> Trial:
+        """A trial whose folder is damaged."""
+        folder = run_folder(self.configs[combination], root)
+        return Trial(combination, "left out", None, 0, folder, {}, str(error))
+
+    def _read_trial(self, combination: Combination, root: Path) -> Trial | None:
         config = self.configs[combination]
         folder, rounds = RunFolder(run_folder(config, root)), config.training.rounds
-        history, note = folder.read_history(), ""
+        complete, note = is_complete(config, folder.path), ""
+        history = folder.read_history()
         state: Ending = "complete"
         # `flatfed resume --rounds` may have taken the run past the trial's last round.
-        if is_complete(config, folder.path) or len(history) > rounds:
+        if complete or len(history) > rounds:
             history = history[:rounds]
         elif (divergence := folder.read_divergence()) is not None:
             state, note = "diverged", divergence
@@ -204,8 +216,12 @@ def _run_trial(
             raise _FellBehind(reason)
 
     # In both cases the folder says what happened.
-    with contextlib.suppress(DivergedError, _FellBehind):
+    try:
         run_config(config, folder.path, [watch(combination, len(ended)), stop_if_behind])
+    except (DivergedError, _FellBehind):
+        pass
+    except RunFolderError as error:
+        return search.left_out(combination, root, error)
     trial = search.read_trial(combination, root)
     assert trial is not None, f"{folder.path}: the run returned without having ended"
     return trial

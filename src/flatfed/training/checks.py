@@ -6,11 +6,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from flatfed.core import random
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.errors import FlatfedError, shown
 from flatfed.core.part import ServerTask, part_name
 from flatfed.core.settings import Training
 from flatfed.data.federation import Federation, PooledFederation
+from flatfed.engines.trial import other_streams_kept
 from flatfed.training.task import Task, is_cross_entropy
 
 
@@ -37,11 +39,11 @@ def check_labels(model: nn.Module, federation: Federation) -> None:
     """Cross-entropy needs whole labels below the number of outputs; torch would stop in mid-training."""
     if not isinstance(federation, PooledFederation):
         return
-    clone = copy.deepcopy(model).eval()
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            outputs = clone(federation.transform.evaluate(federation.inputs[:1]))
-    except (RuntimeError, ValueError, TypeError, IndexError):
+        clone = copy.deepcopy(model).eval()
+        with torch.no_grad(), random.routed(torch.Generator()), other_streams_kept():
+            outputs = clone(federation.transform.evaluate(federation.inputs[:1].clone()))
+    except Exception:
         return  # The engine's own first try says what is wrong with more to go by.
     if not isinstance(outputs, Tensor) or outputs.dim() < 2:
         return

@@ -194,8 +194,8 @@ def make_model(
 ) -> nn.Module:
     """The model of a {name, options…} table with its first weights."""
     make, options = _named_function("model", description, MODELS)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(random.key(seed, "weights"))
+    # Not torch's global stream, from which other threads may draw meanwhile.
+    with random.routed(random.torch_generator(seed, "weights")):
         try:
             return make(input_shape, classes, **options)
         except (TypeError, ValueError, RuntimeError) as error:

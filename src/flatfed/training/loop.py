@@ -25,6 +25,7 @@ from flatfed.engines.client_store import ClientStore
 from flatfed.engines.engine import Engine
 from flatfed.engines.planning import Plan
 from flatfed.engines.server_loss import server_loss
+from flatfed.engines.trial import plain_torch
 from flatfed.engines.worker import Snapshot
 
 CHECKPOINT_SECONDS = 30.0
@@ -113,6 +114,7 @@ class TrainingLoop:
         self.plan, self.algorithm, self.training = engine.plan, engine.plan.algorithm, engine.plan.training
         self._between_rounds, self._unsaved, self._saved_at = True, False, time.monotonic()
 
+    @plain_torch()
     def run(self) -> None:
         """All rounds that are left; if they end early, the state is that of the last finished round."""
         try:

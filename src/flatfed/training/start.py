@@ -9,9 +9,11 @@ from flatfed.engines.execution import Execution
 from flatfed.engines.local import LocalEngine
 from flatfed.engines.planning import make_plan
 from flatfed.engines.threads import single_threaded
+from flatfed.engines.trial import plain_torch
 from flatfed.training.task import Task
 
 
+@plain_torch()
 def start_engine(
     task: Task, algorithm: Algorithm, training: Training, execution: Execution, folder: Path | None = None
 ) -> Engine:

@@ -11,6 +11,9 @@ from flatfed.core.flat import Loss
 from flatfed.data.federation import Federation
 from flatfed.engines.planning import Metric
 
+RESERVED = ("loss", "samples")
+"""Recorded of every evaluation beside the metrics."""
+
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     """The share of samples whose largest output is the target (or where the target is largest)."""
@@ -34,6 +37,23 @@ def check_version(name: str, version: str) -> None:
             raise FlatfedError(f"{field_name} = {shown(value)}: give a text")
     if bool(name) != bool(version):
         raise FlatfedError(f"name = {name!r}, version = {version!r}: give both or neither")
+
+
+def check_metrics(metrics: object) -> None:
+    """Refuses metrics whose names stand for something else in a history."""
+    if not isinstance(metrics, Mapping):
+        raise FlatfedError(f"metrics = {shown(metrics)}: give a dictionary of names and functions")
+    for name, function in metrics.items():
+        if not isinstance(name, str) or not name.isprintable() or not name.strip():
+            raise FlatfedError(f"metrics: the name {shown(name)} is not a text; give it one")
+        if name in RESERVED:
+            raise FlatfedError(
+                f"metrics: {name!r} is what the history calls something else; use another name"
+            )
+        if not callable(function):
+            raise FlatfedError(
+                f"metrics[{name!r}] = {shown(function)}: give a function of (outputs, targets)"
+            )
 
 
 @dataclass(frozen=True)
@@ -65,6 +85,7 @@ class Task:
                 raise FlatfedError(f"{field_name} = {shown(value)}: {fix}")
         if not callable(self.loss):
             raise FlatfedError(f"loss = {shown(self.loss)}: give a function of (outputs, targets)")
+        check_metrics(self.used_metrics)
         check_version(self.name, self.version)
 
     @property

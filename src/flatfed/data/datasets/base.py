@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flatfed.core.errors import FlatfedError
+from flatfed.core.flat import all_finite
 from flatfed.data.transform import AsStored, Augmentation, ImageTransform, Transform
 
 Array = NDArray[Any]
@@ -88,8 +89,11 @@ def image_set(
 ) -> TrainTest:
     """uint8 images and their transform; a mean or deviation not given is that of the training set."""
     channels = train.inputs.shape[1]
-    if mean is None or std is None:
+    if mean is None and std is None:
         mean, std = pixel_statistics(train.inputs)
+    if mean is None or std is None:
+        given, missing = ("mean", "std") if std is None else ("std", "mean")
+        raise FlatfedError(f"{given}: it is given without {missing}; give both or neither")
     for option, values in (("mean", mean), ("std", std)):
         if len(values) != channels:
             raise FlatfedError(
@@ -98,6 +102,9 @@ def image_set(
     if min(std) <= 0:
         raise FlatfedError(f"std = {list(std)}: must be positive")
     transform = ImageTransform(tuple(map(float, mean)), tuple(map(float, std)), augmentation)
+    darkest_and_brightest = torch.tensor([0, 255], dtype=torch.uint8).expand(1, channels, 1, 2)
+    if not all_finite(transform.evaluate(darkest_and_brightest)):
+        raise FlatfedError(f"mean = {list(mean)}, std = {list(std)}: pixels become infinite; give others")
     return train_test(name, train, test, classes, transform)
 
 

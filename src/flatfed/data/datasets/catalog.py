@@ -9,7 +9,6 @@ import functools
 import gzip
 import hashlib
 import inspect
-import io
 import os
 import sys
 import zlib
@@ -22,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict, ValidationError, validate_call
 
-from flatfed.core.errors import FlatfedError, one_line
+from flatfed.core.errors import FlatfedError, one_line, printable
 from flatfed.data.datasets.base import TrainTest
+from flatfed.data.files import expanded, read_file
 
 Folder = Path | str | None
 Options = ParamSpec("Options")
@@ -47,8 +47,7 @@ class Download:
 
     def mismatch(self, path: Path) -> str:
         """How a file differs from the published one; empty if it does not."""
-        with path.open("rb") as file:
-            return _checksum_mismatch(self.checksum, file)
+        return _checksum_mismatch(self.checksum, path)
 
 
 def archive(url: str, checksum: str | None, size: int, *contents: str) -> tuple[Download]:
@@ -105,12 +104,12 @@ class DatasetInfo:
         remedy = self.script or f"run `flatfed data get {self.name} --force`"
         return FlatfedError(f"{path}: {problem}; {remedy} or replace it")
 
-    def read(self, path: Path, checksum: str | None = None, size: int | None = None) -> bytes:
+    def read(
+        self, path: Path, checksum: str | None = None, size: int | None = None, largest: int | None = None
+    ) -> bytearray:
         """What is in a file, unpacked if it is called .gz; refused if it is not as published."""
         try:
-            content = path.read_bytes()
-            if path.suffix == ".gz":
-                content = gzip.decompress(content)
+            content = read_file(path, largest)
         except (gzip.BadGzipFile, EOFError, zlib.error):
             raise self.damaged(path, "truncated or not a gzip file") from None
         except FileNotFoundError:
@@ -121,11 +120,11 @@ class DatasetInfo:
             raise FlatfedError(f"{path}: cannot be read ({error.strerror}); check the file") from None
         if size is not None:
             self.check_size(path, content, size, f"{size:,} are published")
-        if mismatch := _checksum_mismatch(checksum, io.BytesIO(content)):
+        if mismatch := _checksum_mismatch(checksum, content):
             raise self.damaged(path, mismatch)
         return content
 
-    def check_size(self, path: Path, content: bytes, size: int, expectation: str) -> None:
+    def check_size(self, path: Path, content: bytearray, size: int, expectation: str) -> None:
         if len(content) != size:
             problem = "truncated" if len(content) < size else "too long"
             raise self.damaged(path, f"{problem}, {len(content):,} bytes where {expectation}")
@@ -160,6 +159,14 @@ def checked_options(name: str) -> Callable[[Loader[Options]], Loader[Options]]:
                 return validated(*values, **options)
             except ValidationError as error:
                 raise FlatfedError(one_line(error, inspect.signature(load).parameters, name)) from None
+            except OSError as error:
+                raise FlatfedError(
+                    f"{name}: {error.filename}: cannot be read ({brief(error)}); check the file"
+                ) from None
+            except MemoryError:
+                raise FlatfedError(
+                    f"{name}: its data need more memory than there is; use fewer or smaller files"
+                ) from None
 
         return checked
 
@@ -185,7 +192,7 @@ def register(info: DatasetInfo) -> Callable[[Loader[Options]], Loader[Options]]:
 def data_folder() -> Path:
     """Where data sets live: $FLATFED_DATA, or `flatfed` in the user's cache folder."""
     if chosen := os.environ.get("FLATFED_DATA"):
-        return Path(chosen).expanduser()
+        return expanded("FLATFED_DATA", chosen)
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "flatfed" / "Cache"
     if sys.platform == "darwin":
@@ -194,15 +201,21 @@ def data_folder() -> Path:
 
 
 def root_folder(folder: Folder) -> Path:
-    return data_folder() if folder is None else Path(folder).expanduser()
+    return data_folder() if folder is None else expanded("folder", folder)
 
 
-def _checksum_mismatch(checksum: str | None, file: io.BufferedReader | io.BytesIO) -> str:
-    """How a file differs from its published checksum `kind:digits`; empty if it does not."""
+def _checksum_mismatch(checksum: str | None, source: bytearray | Path) -> str:
+    """How a file or its content differs from its published checksum `kind:digits`; empty if it does not."""
     if checksum is None:
         return ""
     kind, _, published = checksum.partition(":")
-    actual = hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()
+    digest = hashlib.new(kind, usedforsecurity=False)
+    if isinstance(source, Path):
+        with source.open("rb") as file:
+            hashlib.file_digest(file, lambda: digest)
+    else:
+        digest.update(source)
+    actual = digest.hexdigest()
     if actual == published:
         return ""
     return f"wrong checksum, {kind} {actual[:12]}… where {published[:12]}… is published"
@@ -210,5 +223,5 @@ def _checksum_mismatch(checksum: str | None, file: io.BufferedReader | io.BytesI
 
 def brief(error: BaseException) -> str:
     """An error's text as one short line."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = printable(" ".join(str(error).split())) or type(error).__name__
     return text if len(text) <= 120 else text[:117] + "…"

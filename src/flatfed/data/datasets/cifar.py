@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from flatfed.data.datasets.base import Labelled, TrainTest, image_set
-from flatfed.data.datasets.catalog import DatasetInfo, Folder, archive, register
+from flatfed.data.datasets.catalog import DatasetInfo, Folder, archive, brief, register
 from flatfed.data.transform import Augmentation
 
 Normalisation = Literal["feddyn", "fedswa"]
@@ -79,20 +79,25 @@ class CifarFormat:
         content = self.info.read(path, self.checksums.get(path.name) if verify else None)
         try:
             batch = _load_pickle(content)
-            data, labels = batch["data"], np.asarray(batch[self.label_key])
         except _UnsafePickleError as error:
-            raise self.info.damaged(path, f"its pickle asks for {error}, which no image file needs") from None
-        except KeyError as error:
-            raise self.info.damaged(path, f"has no entry {error}") from None
+            problem = f"its pickle asks for {brief(error)}, which no image file needs"
+            raise self.info.damaged(path, problem) from None
         except Exception:  # bytes that are no pickle can raise anything
             raise self.info.damaged(path, "truncated or not a pickled batch") from None
+        for key in ("data", self.label_key):
+            if key not in batch:
+                raise self.info.damaged(path, f"has no entry {key!r}")
+        data, labels = batch["data"], batch[self.label_key]
         if not isinstance(data, np.ndarray) or data.shape[1:] != (PIXELS,):
             raise self.info.damaged(path, f"has no array `data` of [images, {PIXELS}]")
-        if len(data) == 0 or labels.shape != (len(data),) or labels.dtype.kind not in "iu":
+        are_numbers = isinstance(labels, list) and all(
+            type(label) is int and abs(label) < 2**31 for label in labels
+        )
+        if len(data) == 0 or not are_numbers or len(labels) != len(data):
             raise self.info.damaged(path, f"has not one whole number in `{self.label_key}` for each image")
         if verify:
             self.info.check_count(path, len(data), images)
-        return Labelled(data, self.info.checked_labels(path, labels, self.classes))
+        return Labelled(data, self.info.checked_labels(path, np.array(labels), self.classes))
 
 
 def _images(parts: list[Labelled]) -> Labelled:
@@ -104,7 +109,7 @@ class _UnsafePickleError(Exception):
     """A pickle names something other than arrays of bytes."""
 
 
-def _load_pickle(content: bytes) -> dict[object, Any]:
+def _load_pickle(content: bytearray) -> dict[object, Any]:
     """A pickled dictionary, its keys as text; bytes that are no pickle can raise anything."""
     values = _ArraysOnly(io.BytesIO(content), encoding="bytes").load()
     return {_text(key): value.values if isinstance(value, _Array) else value for key, value in values.items()}
@@ -140,7 +145,11 @@ def _encode(text: str, encoding: str) -> bytes:
     return text.encode("latin-1")
 
 
-class _ArraysOnly(pickle.Unpickler):
+class _ArraysOnly(pickle._Unpickler):
+    """In Python: the one in C allocates what a file says, such as room for four billion memos."""
+
+    dispatch = dict(pickle._Unpickler.dispatch)
+    del dispatch[pickle.BYTEARRAY8[0]]
     _stand_ins: Mapping[tuple[str, str], Any] = {
         ("numpy", "ndarray"): None,
         ("numpy", "dtype"): _Type,

@@ -10,6 +10,7 @@ on both sides: the test set measures new images, not new writers.
 
 import numpy as np
 
+from flatfed.core.errors import FlatfedError
 from flatfed.data.datasets.base import Labelled, TrainTest, train_test
 from flatfed.data.datasets.catalog import DatasetInfo, Folder, register
 
@@ -20,7 +21,9 @@ TITLE = "grey handwritten digits 8×8, 10 classes, 1,442 + 355"
 
 @register(DatasetInfo("digits", TITLE, origin="inside scikit-learn"))
 def load_digits_tensors(folder: Folder = None) -> TrainTest:
-    """Load the digits as float32 in [0, 1], [samples, 1, 8, 8]; `folder` is ignored, there are no files."""
+    """Load the digits as float32 in [0, 1], [samples, 1, 8, 8]; there are no files, so no `folder`."""
+    if folder is not None:
+        raise FlatfedError(f"folder = {str(folder)!r}: the digits have no files; leave it out")
     # Importing scikit-learn takes about a second, which only the users of this data set should pay.
     from sklearn.datasets import load_digits  # noqa: PLC0415
 

@@ -20,6 +20,7 @@ import numpy as np
 from flatfed.core.errors import FlatfedError
 from flatfed.data.datasets.base import Bytes, Labelled, TrainTest, image_set
 from flatfed.data.datasets.catalog import DatasetInfo, Download, Folder, archive, register
+from flatfed.data.files import CHUNK
 
 UNSIGNED_BYTE = 8  # the only one of the format's types that these data sets use
 
@@ -171,7 +172,8 @@ def _read_labelled(
     images_path = prefix.with_name(f"{prefix.name}-images-idx3-ubyte")
     labels_path = prefix.with_name(f"{prefix.name}-labels-idx1-ubyte")
     images = _read_idx(info, images_path, 3, checksums)
-    labels = _read_idx(info, labels_path, 1, checksums)
+    # Labels are widened from a byte to eight: far more than there are images are not even unpacked.
+    labels = _read_idx(info, labels_path, 1, checksums, largest=2 * len(images) + CHUNK)
     if images.shape[1:] != (28, 28):
         raise info.damaged(images_path, f"images of {list(images.shape[1:])} pixels, not [28, 28]")
     if len(images) != len(labels):
@@ -180,12 +182,18 @@ def _read_labelled(
     return Labelled(images[:, None], numbers)
 
 
-def _read_idx(info: DatasetInfo, path: Path, dimensions: int, checksums: Mapping[str, str]) -> Bytes:
+def _read_idx(
+    info: DatasetInfo,
+    path: Path,
+    dimensions: int,
+    checksums: Mapping[str, str],
+    largest: int | None = None,
+) -> Bytes:
     """The array in the file or in the compressed file beside it; checksums are of the content."""
     checksum = checksums.get(path.name)
     if not path.is_file():
         path = path.with_name(f"{path.name}.gz")
-    content = info.read(path, checksum)
+    content = info.read(path, checksum, largest=largest)
     header = 4 + 4 * dimensions
     if content[:4] != bytes((0, 0, UNSIGNED_BYTE, dimensions)):
         raise info.damaged(path, f"starts with {content[:4].hex(' ')}, not as an idx{dimensions}-ubyte file")
@@ -194,5 +202,6 @@ def _read_idx(info: DatasetInfo, path: Path, dimensions: int, checksums: Mapping
     shape = np.frombuffer(content[4:header], ">u4").tolist()
     size = header + math.prod(shape)
     info.check_size(path, content, size, f"its header says {size:,}")
-    # A copy, because arrays over `bytes` cannot be written to and torch wants ones that can.
-    return np.frombuffer(content, np.uint8, offset=header).reshape(shape).copy()
+    if size == header:
+        raise info.damaged(path, "no samples")
+    return np.frombuffer(content, np.uint8, size - header, header).reshape(shape)

@@ -12,20 +12,23 @@ have no labels; the validation images are the test set here, as everywhere. Clas
 of their WordNet names.
 """
 
+import io
+import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from flatfed.core.errors import FlatfedError
 from flatfed.data.datasets.base import Bytes, Labelled, TrainTest, image_set
 from flatfed.data.datasets.catalog import DatasetInfo, Folder, archive, brief, register, root_folder
+from flatfed.data.files import check_largest, read_file
 from flatfed.data.transform import Augmentation
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # no others: Pillow starts programs for some
 OWN_IMAGES = DatasetInfo(
     "image_folder", "images in train/CLASS/ and test/CLASS/", origin="your own images: folder = …"
 )
@@ -63,11 +66,13 @@ def load_image_folder(
     augmentation: Augmentation = "none",
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
-    channels: Literal[1, 3] = 3,
+    channels: int = 3,
 ) -> TrainTest:
     """Load a folder of images as uint8 [samples, channels, height, width]."""
     if folder is None:
         raise FlatfedError("image_folder: folder is missing; give the folder that holds train/ and test/")
+    if channels not in (1, 3):
+        raise FlatfedError(f"channels = {channels}: give 3 for colour or 1 for grey")
     root = root_folder(folder)
     names = [path.name for path in class_folders(root / "train")]
     if not names:
@@ -105,7 +110,7 @@ def load_tiny_imagenet(
 ) -> TrainTest:
     """Load Tiny ImageNet as uint8 [samples, 3, 64, 64]."""
     located = TINY_IMAGENET.find(folder)
-    names = sorted(_read_text(located / "wnids.txt").split())
+    names = _class_names(located / "wnids.txt")
     if verify or not names:
         TINY_IMAGENET.check_count(located / "wnids.txt", len(names), 200, "classes")
     train, test = _train_paths(located / "train", names), _test_paths(located / "val", names)
@@ -118,9 +123,17 @@ def load_tiny_imagenet(
     return image_set("tiny_imagenet", images, test_images, len(names), mean, std, augmentation)
 
 
-def _train_paths(folder: Path, names: list[str]) -> list[tuple[Path, int]]:
+def _class_names(path: Path) -> dict[str, int]:
+    names = sorted(_read_text(path).split())
+    for name, following in itertools.zip_longest(names, names[1:]):
+        if name == following or Path(name).name != name:
+            raise TINY_IMAGENET.damaged(path, f"{name[:40]!r} is named twice or leads out of the folder")
+    return {name: number for number, name in enumerate(names)}
+
+
+def _train_paths(folder: Path, names: Mapping[str, int]) -> list[tuple[Path, int]]:
     labelled: list[tuple[Path, int]] = []
-    for number, name in enumerate(names):
+    for name, number in names.items():
         images = folder / name / "images"
         if not images.is_dir():
             raise TINY_IMAGENET.damaged(images, "not found, and wnids.txt names its class")
@@ -128,37 +141,39 @@ def _train_paths(folder: Path, names: list[str]) -> list[tuple[Path, int]]:
     return labelled
 
 
-def _test_paths(folder: Path, names: list[str]) -> list[tuple[Path, int]]:
+def _test_paths(folder: Path, names: Mapping[str, int]) -> list[tuple[Path, int]]:
     table = folder / "val_annotations.txt"
-    labelled = []
+    labelled: dict[Path, int] = {}
     for line in _read_text(table).splitlines():
         picture, name, *_ = [*line.split("\t"), ""]
-        if name not in names or Path(picture).name != picture:
-            problem = f"the line {line[:40]!r} names no image of a class in wnids.txt"
+        path = folder / "images" / picture
+        if name not in names or Path(picture).name != picture or path in labelled:
+            problem = f"the line {line[:40]!r} names no image of a class in wnids.txt, or one again"
             raise TINY_IMAGENET.damaged(table, problem)
-        labelled.append((folder / "images" / picture, names.index(name)))
-    return labelled
+        labelled[path] = names[name]
+    return list(labelled.items())
 
 
 def _read_text(path: Path) -> str:
     return TINY_IMAGENET.read(path).decode("utf-8", "replace")
 
 
-def picture_paths(folder: Path) -> list[Path]:
-    """The image files directly in a folder, by name; hidden ones are left by operating systems."""
-    return sorted(
-        path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
-    )
-
-
-def class_folders(folder: Path) -> list[Path]:
-    """The sub-folders of a folder, by name; hidden ones are not classes."""
+def visible(folder: Path) -> list[Path]:
+    """What is in a folder, by name; hidden files are left by operating systems."""
     try:
-        return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     except OSError as error:
         raise FlatfedError(
             f"{folder}: cannot be read ({error.strerror}); give a folder with one sub-folder per class"
         ) from None
+
+
+def picture_paths(folder: Path) -> list[Path]:
+    return [path for path in visible(folder) if path.suffix.lower() in SUFFIXES]
+
+
+def class_folders(folder: Path) -> list[Path]:
+    return [path for path in visible(folder) if path.is_dir()]
 
 
 def read_class_folders(
@@ -183,29 +198,44 @@ def read_pictures(
     if not labelled:
         raise FlatfedError(f"{folder}: no images; put them there")
     try:
-        from PIL import Image  # noqa: PLC0415 (optional)
+        from PIL import Image, ImageFile  # noqa: PLC0415 (optional)
     except ImportError:
         raise FlatfedError("Pillow: missing, and image files need it; run `pip install Pillow`") from None
     mode = {1: "L", 3: "RGB"}[channels]
 
+    def opened(path: Path) -> ImageFile.ImageFile:
+        return Image.open(io.BytesIO(read_file(path)), formats=FORMATS)
+
     def read(path: Path) -> Bytes:
         try:
-            with Image.open(path) as image:
+            with opened(path) as image:
+                _check_size(path, image.size, size)
+                if image.mode[0] in "IF":
+                    raise ValueError(f"pixels of mode {image.mode}, not of 8 bits")
                 pixels = np.asarray(image.convert(mode))
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        except FlatfedError:
+            raise
+        except Exception as error:  # what is no image, or a damaged one, can raise anything
             raise FlatfedError(f"{path}: not a readable image ({brief(error)}); replace it") from None
+        _check_size(path, pixels.shape[1::-1], size)
         return pixels.reshape(*pixels.shape[:2], channels).transpose(2, 0, 1)
 
-    height, width = size or read(labelled[0][0]).shape[1:]
+    if size is None:
+        height, width = read(labelled[0][0]).shape[1:]
+        size = (height, width)
+        check_largest(folder, len(labelled) * channels * height * width)
     paths, labels = zip(*labelled, strict=True)
-    images = np.empty((len(paths), channels, height, width), np.uint8)
+    images = np.empty((len(paths), channels, *size), np.uint8)
     # Decoding leaves the interpreter lock free.
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         for number, pixels in enumerate(pool.map(read, paths)):
-            if pixels.shape[1:] != (height, width):
-                raise FlatfedError(
-                    f"{paths[number]}: {list(pixels.shape[1:])} pixels where {[height, width]} are expected; "
-                    "make all images one size"
-                )
             images[number] = pixels
     return Labelled(images, np.array(labels))
+
+
+def _check_size(path: Path, width_and_height: tuple[int, ...], size: tuple[int, int] | None) -> None:
+    found = list(width_and_height[::-1])
+    if size is not None and found != list(size):
+        raise FlatfedError(
+            f"{path}: {found} pixels where {list(size)} are expected; make all images one size"
+        )

@@ -29,7 +29,7 @@ from flatfed.core import random
 from flatfed.core.errors import FlatfedError
 from flatfed.core.types import Seed
 from flatfed.data.datasets.base import Bytes, Labelled, TrainTest, train_test
-from flatfed.data.datasets.catalog import DatasetInfo, Folder, archive, register
+from flatfed.data.datasets.catalog import DatasetInfo, Folder, archive, brief, register
 from flatfed.data.datasets.leaf import UserSamples, read_users
 from flatfed.data.transform import AsStored
 
@@ -37,6 +37,7 @@ ALPHABET = "".join(sorted("\n !\"&'(),-.:;>?[]}" + string.digits + string.ascii_
 WINDOW = 80
 PLAYS = 37
 TRAIN_PERCENT = 80
+LARGEST_PLAY = 2**23  # bytes; the longest has 300,000
 SHAKESPEARE = DatasetInfo(
     "shakespeare",
     "next character in Shakespeare's plays by role, 80 classes, 100 roles of 2,000 + 400",
@@ -45,7 +46,7 @@ SHAKESPEARE = DatasetInfo(
     downloads=archive("https://www.ibiblio.org/bosak/xml/eg/shaks200.zip", None, 2_200_000, "*.xml"),
 )
 
-NumberOrAll = Annotated[int, Field(ge=0)]  # 0: all
+NumberOrAll = Annotated[int, Field(ge=0, le=10**9)]  # 0: all
 # Samples are bytes [n, 81]: 80 characters and the one after them. Training and test samples by role.
 Roles = dict[str, tuple[Bytes, Bytes]]
 
@@ -78,7 +79,7 @@ def load_shakespeare(
 
 def encode(text: str) -> Bytes:
     """Each character's number in the alphabet."""
-    return _NUMBERS[np.minimum(np.frombuffer(text.encode("utf-32-le"), np.uint32), 255)]
+    return _NUMBERS[np.minimum(np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32), 255)]
 
 
 _NUMBERS = np.full(256, len(ALPHABET) - 1, np.uint8)
@@ -111,18 +112,27 @@ def _roles_from_plays(folder: Path, verify: bool) -> Roles:
 
 def speeches(path: Path) -> list[tuple[str, str]]:
     """(role, text) of each speech of a play, in order."""
+    content = SHAKESPEARE.read(path, largest=LARGEST_PLAY)
+    # Entities of entities unfold to any length, and in wide characters they could hide.
+    if b"<!ENTITY" in content or b"\0" in content:
+        raise SHAKESPEARE.damaged(path, "declares entities or has zeros, of which plays have none")
     try:
-        play = ElementTree.fromstring(SHAKESPEARE.read(path))
-    except ElementTree.ParseError as error:
-        raise SHAKESPEARE.damaged(path, f"truncated or not XML ({error})") from None
+        play = ElementTree.fromstring(bytes(content))
+    except (ElementTree.ParseError, LookupError, ValueError) as error:  # the latter for unknown encodings
+        raise SHAKESPEARE.damaged(path, f"truncated or not XML ({brief(error)})") from None
     title = play.findtext("TITLE")
     if play.tag != "PLAY" or not title:
-        raise SHAKESPEARE.damaged(path, f"is a <{play.tag}>, not a <PLAY> with a <TITLE>")
-    spoken = []
+        raise SHAKESPEARE.damaged(path, f"is a <{play.tag[:40]}>, not a <PLAY> with a <TITLE>")
+    if play.find(".//SPEECH//SPEECH") is not None:
+        raise SHAKESPEARE.damaged(path, "has a <SPEECH> inside a <SPEECH>")
+    spoken, characters = [], 0
     for speech in play.iter("SPEECH"):
         text = " ".join(filter(None, (_line_text(line) for line in speech.iter("LINE"))))
         for speaker in speech.findall("SPEAKER"):
             name = " ".join((speaker.text or "").split())
+            characters += len(title) + len(name) + len(text)
+            if characters > 16 * len(content):
+                raise SHAKESPEARE.damaged(path, "its titles or speakers repeat more text than a play does")
             if name and text:
                 spoken.append((f"{title}: {name}", text))
     if not spoken:

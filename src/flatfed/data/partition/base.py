@@ -23,6 +23,8 @@ Assignment = tuple[Indices, Indices]  # samples, and the client that gets each
 # Above a million a Dirichlet draw is uniform to three digits; `iid` says that more clearly.
 Concentration = Annotated[float, Field(gt=0, le=1e6)]
 
+LARGEST_TABLE = 5 * 10**7
+
 
 @dataclass(frozen=True)
 class Classes:
@@ -55,6 +57,14 @@ class Classes:
             raise ValueError(
                 f"minimum={minimum} needs {minimum * clients} samples for {clients} clients, there are "
                 f"{self.samples}: lower minimum to {self.samples // clients} or use fewer clients"
+            )
+
+    def check_table(self, clients: int) -> None:
+        """Refuse a table [clients, classes] that would not fit into memory."""
+        if clients * self.count > LARGEST_TABLE:
+            raise ValueError(
+                f"clients={clients} of {self.count} classes need a table of {clients * self.count} numbers, "
+                f"more than {LARGEST_TABLE}: use at most {LARGEST_TABLE // self.count} clients"
             )
 
     def check_classes_per_client(self, classes_per_client: int) -> None:
@@ -93,7 +103,7 @@ AnyPartition = TypeVar("AnyPartition", bound=Partition)
 def register(name: str, *, eq: bool = True) -> Callable[[type[AnyPartition]], type[AnyPartition]]:
     """Make a class a frozen dataclass with checked options and list it in `PARTITIONS` under `name`."""
     # Without "forbid", a misspelt option would silently leave the default in place.
-    config = ConfigDict(extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
+    config = ConfigDict(extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True, strict=True)
 
     def add(partition: type[AnyPartition]) -> type[AnyPartition]:
         if name in PARTITIONS:
@@ -116,6 +126,8 @@ def read_classes(labels: NDArray[Any], clients: int) -> Classes:
         raise ValueError("labels has length 0: pass at least one sample")
     if labels.dtype.kind not in "iub":
         raise ValueError(f"labels has type {labels.dtype}: pass integer class labels")
+    if not isinstance(clients, int | np.integer) or isinstance(clients, bool):
+        raise ValueError(f"clients={clients!r} is no whole number: ask for at least 1")
     if clients < 1:
         raise ValueError(f"clients={clients} leaves nobody to hold the samples: ask for at least 1")
     if clients > len(labels):

@@ -29,10 +29,10 @@ al.'s; the cap and the minimum of 10 are NIID-Bench's, which rounds the cuts dow
 them without bias.
     Sizes: unequal. Duplicates: none. Unused: none.
     Drawing again cannot succeed when the concentration is small and clients are many, so it stops after
-    `redraws` attempts, or at once when so many clients are short that success is out of the question. Then
-    the attempt with the fewest missing samples is topped up: every client above the minimum gives in
-    proportion to its surplus, of all its classes alike, and the clients below the minimum receive exactly
-    what they lack, in runs of few classes so that they stay skewed.
+    `redraws` attempts or 10^8 numbers, or at once when so many clients are short that success is out of the
+    question. Then the attempt with the fewest missing samples is topped up: every client above the minimum
+    gives in proportion to its surplus, of all its classes alike, and the clients below the minimum receive
+    exactly what they lack, in runs of few classes so that they stay skewed.
 
 `quantity_skew`: every client gets `minimum` samples; the rest is shared by p ~ Dirichlet(concentration * 1)
 over clients; who gets which sample is random. NIID-Bench's quantity skew draws p again until every client has
@@ -69,6 +69,8 @@ SLOTS_AT_ONCE = 1 << 16
 
 # With k clients below the minimum on average, an attempt without any succeeds about once in exp(k).
 MAX_SHORT_CLIENTS = 10
+MOST_DRAWS = 10**8  # of single numbers, a matter of seconds
+DRAWS_PER_CALL = 10**5  # what is done around an attempt counts as so many
 
 
 @register("dirichlet_client")
@@ -78,6 +80,7 @@ class DirichletClient(Partition):
     concentration: Concentration
 
     def assign(self, classes: Classes, clients: int, generator: Generator) -> Assignment:
+        classes.check_table(clients)
         priors = generator.dirichlet(np.full(classes.count, self.concentration), size=clients)
         owners = generator.permutation(np.repeat(np.arange(clients), even_sizes(classes.samples, clients)))
         chosen = fill(priors, owners, classes.counts, generator)
@@ -91,6 +94,7 @@ class DirichletClientRefill(Partition):
     concentration: Concentration
 
     def assign(self, classes: Classes, clients: int, generator: Generator) -> Assignment:
+        classes.check_table(clients)
         priors = generator.dirichlet(np.full(classes.count, self.concentration), size=clients)
         demand = generator.multinomial(even_sizes(classes.samples, clients), priors)
         return assign_with_refill(demand, classes, generator)
@@ -106,6 +110,7 @@ class DirichletClass(Partition):
 
     def assign(self, classes: Classes, clients: int, generator: Generator) -> Assignment:
         classes.check_minimum(self.minimum, clients)
+        classes.check_table(clients)
         holdings = self._draw_holdings(classes.counts, clients, generator)
         # One entry per sample, ordered by client and then class.
         owners = np.repeat(np.arange(clients), holdings.sum(axis=1))
@@ -116,7 +121,7 @@ class DirichletClass(Partition):
     def _draw_holdings(self, counts: Indices, clients: int, generator: Generator) -> Indices:
         """Samples per client and class of the first sufficient attempt, or of the best one."""
         best = _cut(counts, clients, self.concentration, generator)
-        for _ in range(self.redraws):
+        for _ in range(min(self.redraws, MOST_DRAWS // (best.size + DRAWS_PER_CALL))):
             lacking = self._lacking(best)
             if not 0 < np.count_nonzero(lacking) <= MAX_SHORT_CLIENTS:
                 break

@@ -38,14 +38,23 @@ class PathologicalBalanced(Partition):
 
     def assign(self, classes: Classes, clients: int, generator: Generator) -> Assignment:
         classes.check_classes_per_client(self.classes_per_client)
+        classes.check_table(clients)
+        if clients * self.classes_per_client > classes.samples:
+            raise ValueError(
+                f"classes_per_client={self.classes_per_client} with {clients} clients makes "
+                f"{clients * self.classes_per_client} shards of {classes.samples} samples: use fewer classes "
+                "per client or fewer clients"
+            )
         if self.classes_per_client == 1:
             held = np.arange(clients)[:, None] % classes.count
         else:
             held = _balanced_choice(clients, classes.count, self.classes_per_client, generator)
         samples, owners = [], []
         sizes = np.zeros(clients, np.int64)
+        by_class = np.argsort(held, axis=None, kind="stable") // self.classes_per_client
+        class_holders = np.split(by_class, np.cumsum(np.bincount(held.ravel(), minlength=classes.count))[:-1])
         for column, pool in enumerate(classes.pools(generator)):
-            holders = np.flatnonzero((held == column).any(axis=1))
+            holders = class_holders[column]
             if len(holders) > len(pool):
                 raise ValueError(
                     f"classes_per_client={self.classes_per_client} with {clients} clients makes "
@@ -71,6 +80,7 @@ class PathologicalIndependent(Partition):
 
     def assign(self, classes: Classes, clients: int, generator: Generator) -> Assignment:
         classes.check_classes_per_client(self.classes_per_client)
+        classes.check_table(clients)
         sizes = even_sizes(classes.samples, clients)
         if sizes.min() < self.classes_per_client:
             raise ValueError(

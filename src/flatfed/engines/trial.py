@@ -1,0 +1,405 @@
+"""Trying a model on one batch before it is trained, to refuse what would silently train something else.
+
+A model is tried in training mode, twice, and in evaluation mode, with torch's random operations routed to a
+stream of its own: torch's global stream, which other threads may use meanwhile, is never touched.
+"""
+
+import pickle
+import random as python_random
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from flatfed.core import random
+from flatfed.core.errors import FlatfedError, FlatfedWarning, first_line
+from flatfed.core.flat import (
+    BoundModel,
+    Layout,
+    Loss,
+    all_finite,
+    buffer_change,
+    buffers_of,
+    load_buffers,
+)
+from flatfed.core.sampling import batches, local_steps
+from flatfed.core.settings import Training
+from flatfed.data.federation import ClientData, Federation, LoadedFederation
+
+MOST_STEPS = 10**6
+"""Of one client in one round; every one of them is drawn and kept."""
+MOST_SAMPLES = 2**27
+"""That one client's steps of a round look at."""
+MOST_BATCH_BYTES = 2**32
+_LOOKUPS = ("embedding", "embedding_bag", "_embedding_bag", "_embedding_bag_forward_only")
+
+
+@contextmanager
+def plain_torch() -> Iterator[None]:
+    """Without the settings of the calling thread that would change numbers in it, but not in workers."""
+    if torch.get_default_dtype() != torch.float32:
+        raise FlatfedError(
+            f"torch.set_default_dtype({torch.get_default_dtype()}): workers and resumed runs would not have "
+            "it; convert the model and the data instead, for instance by model.double()"
+        )
+    with ExitStack() as settings:
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                settings.enter_context(torch.autocast(kind, enabled=False))
+                warnings.warn(
+                    "torch.autocast: it is switched off in a training; convert the model and the data",
+                    FlatfedWarning,
+                    stacklevel=2,
+                )
+        if torch.get_default_device().type != "cpu":
+            settings.enter_context(torch.device("cpu"))
+        settings.enter_context(torch.inference_mode(False))
+        settings.enter_context(torch.enable_grad())
+        yield
+
+
+class Trial(NamedTuple):
+    """What one batch of client 0 showed."""
+
+    samples: int
+    """Those of client 0."""
+    inputs: Tensor
+    targets: Tensor
+    outputs: Any
+    gradient: Tensor
+    draws_random_numbers: bool
+    draws_in_evaluation: bool
+    edits_inputs: bool
+    changes_buffers: bool
+    looks_up: bool
+    """Whether it looks up rows of a table (an embedding)."""
+
+
+class _Watch(random.RouteRandomness):
+    """Routes random operations to a stream of their own and notes what a model does."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(torch.Generator(device).manual_seed(0))
+        self.looks_up = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.looks_up = self.looks_up or func.overloadpacket.__name__ in _LOOKUPS
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+class _Pass(NamedTuple):
+    outputs: Any
+    loss: Tensor
+    gradient: Tensor
+    """[P], where there was a backward pass."""
+    draws: bool
+    looks_up: bool
+    edits_inputs: bool
+
+
+def check_model(model: nn.Module) -> Layout:
+    """Where a model's parameters are in the flat vector, after a look at what could not be trained."""
+    for name, value in [*model.named_parameters(), *model.named_buffers()]:
+        if is_lazy(value):
+            raise FlatfedError(
+                f"model: {name!r} of a lazy module has no shape yet; call the model once first"
+            )
+        if value.is_meta:
+            raise FlatfedError(f"model: {name!r} is on the device meta and has no numbers; initialise it")
+    for name, value in model.named_parameters():
+        if value._backward_hooks or value._post_accumulate_grad_hooks:
+            raise FlatfedError(
+                f"model: the parameter {name!r} has a hook for its gradient, which would not be called; do "
+                "the same in the model or the loss, or with Training's clip and weight_decay"
+            )
+        if value.requires_grad and (value.is_complex() or value.layout != torch.strided):
+            kind = "complex" if value.is_complex() else "sparse"
+            raise FlatfedError(f"model: the parameter {name!r} is {kind}; keep it as dense real numbers")
+    _check_memory(model)
+    return Layout(model)
+
+
+def _check_memory(model: nn.Module) -> None:
+    """Refuses tensors that share memory with a parameter: they would not follow it in a copy of the model."""
+    tensors = {f"{name!r}": value for name, value in [*model.named_parameters(), *model.named_buffers()]}
+    for place, module in model.named_modules():
+        for name, value in vars(module).items():
+            # Reparametrisations by a hook compute the attribute anew from the parameter NAME_orig.
+            if isinstance(value, Tensor) and f"{name}_orig" not in module._parameters:
+                tensors[f"the attribute {name!r} of {place or 'the model'!r}"] = value
+    owners: dict[int, list[tuple[int, int, str, Tensor]]] = {}
+    for name, value in tensors.items():
+        if value.layout != torch.strided or not value.numel():
+            continue
+        start = int(value.storage_offset())
+        extent = sum((size - 1) * int(step) for size, step in zip(value.shape, value.stride(), strict=True))
+        sharing = owners.setdefault(value.untyped_storage().data_ptr(), [])
+        for first, last, other_name, other in sharing:
+            trained = value.requires_grad or other.requires_grad
+            if trained and other is not value and first <= start + extent and start <= last:
+                raise FlatfedError(
+                    f"model: {name} and {other_name} share memory without being one parameter, which they "
+                    "would not in a copy; use one nn.Parameter, and take views of it in the forward pass"
+                )
+        sharing.append((start, start + extent, name, value))
+
+
+@contextmanager
+def other_streams_kept() -> Iterator[None]:
+    """Sets the random streams of Python and numpy back, should a model have drawn from them."""
+    before = _other_streams()
+    try:
+        yield
+    finally:
+        _set_other_streams(before)
+
+
+def _set_other_streams(states: tuple[Any, ...]) -> None:
+    python_random.setstate(states[0])
+    np.random.set_state(states[1])
+
+
+def bound_copy(model: nn.Module, layout: Layout, device: torch.device) -> BoundModel:
+    try:
+        return BoundModel(model, layout, device)
+    except Exception as error:
+        # A user's module may do anything when it is copied.
+        raise FlatfedError(
+            f"model: it cannot be copied ({first_line(error)}); give it before its first pass, and use "
+            "torch.nn.utils.parametrizations.weight_norm, not torch.nn.utils.weight_norm"
+        ) from error
+
+
+def protect_inputs(module: nn.Module) -> None:
+    """Lets a module that edits its inputs in place edit a copy of them."""
+    module.register_forward_pre_hook(lambda _, inputs: tuple(value.clone() for value in inputs))
+
+
+def try_model(
+    bound: BoundModel, federation: Federation, loss: Loss, training: Training, shown: Callable[..., str]
+) -> Trial:
+    """Trains and evaluates one batch of client 0; `shown(inputs, targets)` checks and describes it."""
+    data = federation.client(0)
+    _check_loading(federation, data)
+    _check_work(training, data)
+    (positions, *_) = batches(training, len(data), 0, 0)
+    stored, targets = data.batch(positions.to(data.inputs.device))
+    inputs = _transformed(federation, stored)
+    shape = shown(inputs, targets)
+    module, before = bound.module, buffers_of(bound.module)
+    parameters = {name: (value._version, value.detach().clone()) for name, value in module.named_parameters()}
+
+    def one_pass(training_mode: bool, backward: bool = False) -> _Pass:
+        load_buffers(module, before)
+        module.train(training_mode)
+        seen, labels = inputs.clone(), targets.clone()
+        with torch.set_grad_enabled(training_mode), _Watch(inputs.device) as watch:
+            outputs = module(seen)
+            value = loss(outputs, labels)
+            if not isinstance(value, Tensor):
+                raise FlatfedError(f"loss: it must return a tensor, not {type(value).__name__}")
+            if value.dim() != 0:
+                raise FlatfedError(
+                    f"loss: it must return one number, not a tensor shaped {list(value.shape)}; take the "
+                    "mean over the batch"
+                )
+            gradient = value.new_empty(0)
+            if backward:
+                gradient = bound.layout.pack(
+                    torch.autograd.grad(value, bound.parameters, allow_unused=True, materialize_grads=True)
+                )
+        if labels._version or not _equal(labels, targets):
+            raise FlatfedError("loss: it edits the targets in place; let it work on a copy of them")
+        edits = seen._version > 0 or not _equal(seen, inputs)
+        return _Pass(outputs, value.detach(), gradient, watch.drew, watch.looks_up, edits)
+
+    def tried(training_mode: bool) -> _Pass:
+        streams = _other_streams()
+        first = one_pass(training_mode, backward=training_mode)
+        _check_state(module, parameters, before)
+        # A second evaluation would show little that the second training pass does not.
+        again = one_pass(training_mode) if training_mode else first
+        _check_streams(streams, lambda: one_pass(training_mode))
+        # Other devices do not promise the same bits twice.
+        if inputs.device.type == "cpu" and not _equal(first.loss, again.loss):
+            raise FlatfedError(
+                "model: two passes over one batch gave different results, so it (or the loss) draws numbers "
+                "that are not torch's or remembers something; draw with torch, keep state in buffers"
+            )
+        return first
+
+    try:
+        passed = tried(True)
+        changes = buffer_change(before, bound.buffers)
+        evaluated = tried(False)
+    except FlatfedError:
+        raise
+    except Exception as error:
+        # Whatever a user's model or loss raises, say where; the cause stays attached.
+        raise FlatfedError(
+            f"model: it cannot be trained on a batch of client 0 ({len(inputs)} samples; each: {shape}): "
+            f"{first_line(error)}"
+        ) from error
+    load_buffers(module, before)
+    module.train()
+    _check_finite(passed, bound.layout, loss, targets)
+    return Trial(
+        samples=len(data),
+        inputs=inputs,
+        targets=targets,
+        outputs=passed.outputs,
+        gradient=passed.gradient,
+        draws_random_numbers=passed.draws,
+        draws_in_evaluation=evaluated.draws,
+        edits_inputs=passed.edits_inputs or evaluated.edits_inputs,
+        changes_buffers=any(bool((change != 0).any()) for change in changes.values()),
+        looks_up=passed.looks_up,
+    )
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same, NaN being equal to itself."""
+    if one.shape != other.shape:
+        return False
+    return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
+def _check_loading(federation: Federation, data: ClientData) -> None:
+    """Refuses a function that gives a client other data every time, and so every worker others."""
+    if not isinstance(federation, LoadedFederation):
+        return
+    again = federation.client(0)
+    if not _equal(data.inputs, again.inputs) or not _equal(data.targets, again.targets):
+        raise FlatfedError(
+            "clients: client 0 was loaded twice and its data were not the same; load the same data every "
+            "time, and seed what is drawn for them with the client's number"
+        )
+
+
+def _check_work(training: Training, data: ClientData) -> None:
+    """Refuses a round that would never end, before its batches are drawn."""
+    samples, size = len(data), training.batch_size
+    steps = local_steps(training, samples)
+    field = "local_epochs" if training.local_steps is None else "local_steps"
+    if steps > MOST_STEPS:
+        raise FlatfedError(
+            f"{field} = {getattr(training, field)}: a client of {samples} samples would take {steps} steps "
+            f"in a round; take at most {MOST_STEPS}, and more rounds"
+        )
+    if size is None:
+        return
+    if training.local_steps is None:
+        size = min(size, samples)
+    if steps * size > MOST_SAMPLES or size * data.inputs[:1].nbytes > MOST_BATCH_BYTES:
+        raise FlatfedError(
+            f"batch_size = {size}: a client of {samples} samples would look at {steps * size} of them in a "
+            'round; use a smaller batch_size, or "full" to see each of them once a step'
+        )
+
+
+def _transformed(federation: Federation, stored: Tensor) -> Tensor:
+    original = stored.clone()
+    inputs = federation.transform.evaluate(stored)
+    if not _equal(stored, original):
+        raise FlatfedError("transform: it edits the stored inputs in place; let it return new ones")
+    if not _equal(inputs, federation.transform.evaluate(original)):
+        raise FlatfedError("transform: its `evaluate` draws random numbers; draw in `train`, if at all")
+    check_finite_inputs(inputs, "client 0")
+    return inputs
+
+
+def check_finite_inputs(inputs: Tensor, client: str) -> None:
+    if inputs.is_floating_point() and not all_finite(inputs):
+        raise FlatfedError(
+            f"data: the inputs of {client} contain NaN or infinity once they are transformed; check the mean "
+            "and std that they are normalised with"
+        )
+
+
+def check_some_targets(loss: Loss, targets: Tensor, client: str) -> None:
+    """Refuses a batch without a target that counts: its mean loss would be 0/0."""
+    ignored = -100 if loss is F.cross_entropy else getattr(loss, "ignore_index", None)
+    if ignored is not None and not targets.is_floating_point() and bool((targets == ignored).all()):
+        raise FlatfedError(
+            f"targets: a batch of {client} has only the label {ignored}, which the loss leaves out, so its "
+            "mean is 0/0; leave out such samples, or take larger batches"
+        )
+
+
+def _other_streams() -> tuple[Any, ...]:
+    """The states of the random streams of Python and numpy."""
+    return python_random.getstate(), np.random.get_state()
+
+
+def _check_streams(before: tuple[Any, ...], call: Callable[[], object]) -> None:
+    """Refuses a model that draws from streams which neither follow the seed nor are the same in workers."""
+
+    def drawn(earlier: tuple[Any, ...]) -> list[str]:
+        now = zip(("random", "numpy.random"), earlier, _other_streams(), strict=True)
+        return [name for name, one, other in now if pickle.dumps(one) != pickle.dumps(other)]
+
+    names = drawn(before)
+    # Another thread may have drawn meanwhile, but hardly every time.
+    for _ in range(3 if names else 0):
+        now = _other_streams()
+        call()
+        names = [name for name in names if name in drawn(now)]
+    if names:
+        _set_other_streams(before)
+        raise FlatfedError(
+            f"model: it (or the loss) draws from the global stream of {names[0]}, which does not follow the "
+            "seed and is another one in every worker; draw with torch instead"
+        )
+
+
+def _check_state(
+    module: nn.Module, parameters: dict[str, tuple[int, Tensor]], buffers: dict[str, Tensor]
+) -> None:
+    """Refuses a forward pass that changes what only training may change."""
+    own = dict(module.named_parameters())
+    if own.keys() != parameters.keys() or dict(module.named_buffers()).keys() != buffers.keys():
+        raise FlatfedError("model: it makes or removes parameters or buffers in a pass; make them before")
+    for name, (version, value) in parameters.items():
+        if own[name]._version != version or not _equal(own[name].detach(), value):
+            raise FlatfedError(
+                f"model: a forward pass changes the parameter {name!r} itself; compute a new tensor from it "
+                "(torch.nn.utils.parametrize), or keep it as a buffer"
+            )
+    for name, value in module.named_buffers():
+        old = buffers[name]
+        if value.shape != old.shape or value.dtype != old.dtype:
+            raise FlatfedError(
+                f"model: the buffer {name!r} changes from {list(old.shape)} {old.dtype} to "
+                f"{list(value.shape)} {value.dtype} in a pass; keep its shape and dtype"
+            )
+        if (value.dtype == torch.bool or value.is_complex()) and not torch.equal(value, old):
+            raise FlatfedError(
+                f"model: the buffer {name!r} of dtype {value.dtype} changes in a pass, and there is no mean "
+                "of such changes over clients; keep it as a real number"
+            )
+
+
+def _check_finite(passed: _Pass, layout: Layout, loss: Loss, targets: Tensor) -> None:
+    """Refuses a model that is not finite before it is trained, which no learning rate would change."""
+    if not all_finite(passed.loss):
+        check_some_targets(loss, targets, "client 0")
+        outputs_finite = isinstance(passed.outputs, Tensor) and all_finite(passed.outputs)
+        which = "loss: it is" if outputs_finite else "model: its outputs are not finite and the loss is"
+        raise FlatfedError(
+            f"{which} {float(passed.loss)} on a batch of client 0 before any training; look for divisions by "
+            "0, logarithms of 0 and numbers beyond the range of the dtype"
+        )
+    for entry, values in zip(layout.entries, passed.gradient.split(layout.sizes), strict=True):
+        if not all_finite(values):
+            raise FlatfedError(
+                f"model: the gradient of {entry.name!r} is not finite on a batch of client 0 before any "
+                f"training, though the loss is {float(passed.loss):g}; look for roots and norms of 0"
+            )
