@@ -169,7 +169,7 @@ def test_the_operator_goes_back_to_an_earlier_state(federation):
     lines = federation.finished(run)
     assert [line["participants"] for line in lines] == [3, 4]
     assert_same(run, laptop(config, without=frozenset({(0, 3)})))
-    assert json.loads((run / "abandoned-1" / "checkpoint" / "manifest.json").read_text())["round"] == 2
+    assert json.loads((run / "abandoned-1" / "manifest.json").read_text())["round"] == 2
 
 
 def test_a_site_killed_in_the_middle_of_a_round_does_not_hang_it(federation):

@@ -91,7 +91,8 @@ def test_what_a_site_poisoned_within_the_bounds_is_undone_and_the_site_left_out(
     assert_same_bits(local(deployment, {(2, 5), (3, 5)}), served)
     abandoned = tmp_path / "run" / "abandoned-1"
     assert len((abandoned / "history.jsonl").read_text().splitlines()) == 4
-    assert json.loads((abandoned / "checkpoint" / "manifest.json").read_text())["round"] == 4
+    assert json.loads((abandoned / "manifest.json").read_text())["round"] == 4
+    assert (abandoned / "model.safetensors").exists()
     assert (abandoned / "round-3").is_dir() and kept(tmp_path / "run") == [1, 2, 3]
 
 
@@ -143,6 +144,11 @@ DAMAGE = {
     "model": lambda folder: flip(model_file(folder / "checkpoint")),
     "model gone": lambda folder: model_file(folder / "checkpoint").unlink(),
     "client state": lambda folder: flip(next((folder / "checkpoint").glob("clients-*"))),
+    "history": lambda folder: flip(folder / "history.jsonl"),
+    "config": lambda folder: (folder / "config.json").write_text("{"),
+    "sites": lambda folder: (folder / "config.json").write_text('{"federation": {}}'),
+    "final model": lambda folder: flip(folder / "model.safetensors"),
+    "manifest gone": lambda folder: (folder / "checkpoint" / "manifest.json").unlink(),
     "manifest": lambda folder: (folder / "checkpoint" / "manifest.json").write_text("{"),
     "manifest of another round": lambda folder: shutil.copy(
         folder / "states" / "round-4" / "manifest.json", folder / "checkpoint" / "manifest.json"

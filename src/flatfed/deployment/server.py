@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from flatfed.deployment.nodes import Nodes
 from flatfed.deployment.sites import Sites
 from flatfed.deployment.spec import FederationSpec
 from flatfed.deployment.states import KeptStates
+from flatfed.runs.files import RunFolderError
 from flatfed.runs.train import Run, run_engine
 from flatfed.training.checks import too_short
 from flatfed.training.loop import Callback
@@ -60,8 +62,28 @@ def serve(
     from_round: int | None = None,
 ) -> Run:
     """A whole run over Flower's grid, from the folder's last state or that after `from_round` rounds."""
-    federation = spec.federation
-    nodes, states = Nodes(grid, federation), KeptStates(folder, federation.keep_states)
+    states = KeptStates(folder, spec.federation.keep_states)
+    if from_round is not None:
+        states.go_back(from_round)
+        log.warning("the run goes back to its state after round %d", from_round)
+    try:
+        return _serve(spec, grid, folder, test, callbacks, states)
+    except FlatfedError as error:
+        damaged = isinstance(error, RunFolderError) and str(error).startswith(f"{folder}{os.sep}")
+        if not (damaged or isinstance(error, DivergedError)):
+            raise
+        raise type(error)(f"{error}{states.hint(from_round)}") from error.__cause__
+
+
+def _serve(
+    spec: FederationSpec,
+    grid: Grid,
+    folder: Path,
+    test: Samples | None,
+    callbacks: Sequence[Callback],
+    states: KeptStates,
+) -> Run:
+    federation, nodes = spec.federation, Nodes(grid, spec.federation)
     sites = Sites.stored(folder)
     if sites is None:
         sites = Sites.of(nodes.assemble())
@@ -69,9 +91,6 @@ def serve(
     spec.training.cohort_size(len(sites.names))
     if (note := too_short(spec.algorithm, spec.training)) is not None:
         log.warning("%s", note)
-    if from_round is not None:
-        states.go_back(from_round)
-        log.warning("the run goes back to its state after round %d", from_round)
     model = spec.model()
     engine = FlowerEngine(spec, model, nodes, sites, states.restarts)
     settings = {
@@ -92,10 +111,5 @@ def serve(
             # Every round is saved: sites keep only the states that belong to the last few.
             checkpoint_every=1,
         )
-    except FlatfedError as error:
-        damaged = str(error).startswith((f"{folder / 'checkpoint'}", f"{folder / 'history.jsonl'}"))
-        if not (damaged or isinstance(error, DivergedError)):
-            raise
-        raise type(error)(f"{error}{states.hint(from_round)}") from error.__cause__
     finally:
         engine.close()

@@ -11,7 +11,7 @@ from pydantic import ValidationError, model_validator
 from flatfed.core.errors import FlatfedError, check_choice, one_line
 from flatfed.deployment.spec import FederationSettings
 from flatfed.deployment.wire import RunName, SampleCount, SampleForm, SiteDescription, SiteName
-from flatfed.runs.files import read_json
+from flatfed.runs.files import RunFolderError, read_json
 
 
 class Sites(SampleForm):
@@ -52,7 +52,7 @@ class Sites(SampleForm):
             return cls.model_validate(read_json(path)["federation"])
         except ValidationError as error:
             complaint = one_line(error, cls.model_fields, prefix="federation")
-            raise FlatfedError(f"{path}: {complaint}; restore the file or choose another folder") from None
+            raise RunFolderError(f"{path}: {complaint}; restore the file or choose another folder") from None
         except (KeyError, TypeError):
             raise FlatfedError(
                 f"{folder}: it holds a run that was no federation; choose another folder"

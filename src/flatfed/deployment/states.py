@@ -1,8 +1,9 @@
 """The server's last states, to which its operator can go back.
 
-states/round-N/   a copy of checkpoint/ as it was after N rounds
+states/round-N/   copies of config.json, history.jsonl and all of checkpoint/ as they were after N rounds
 restarts.json     how often the run has gone back; sites hear it and drop what came after
-abandoned-K/      what the run was before it went back for the Kth time: history, checkpoint and states
+abandoned-K/      what the run was before it went back for the Kth time: the same files, the final model
+                  and the later states
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from flatfed.runs.checkpoint import Manifest
 from flatfed.runs.files import read_json, write_atomically, write_json
 from flatfed.runs.lock import Lock
 from flatfed.training.loop import Progress
+
+MANIFEST, RECORDS = "manifest.json", ("config.json", "history.jsonl")
+FINAL = ("model.safetensors", "clients.json")
 
 
 class KeptStates:
@@ -49,12 +53,14 @@ class KeptStates:
 
     def add(self, progress: Progress) -> None:
         """Copies the last checkpoint, which the round that has just ended is about to replace."""
-        if self.keep == 0 or not (self.checkpoint / "manifest.json").exists():
+        if self.keep == 0 or progress.round == 1:
             return
         kept, temporary = self.states / f"round-{progress.round - 1}", self.states / ".new"
         for path in (temporary, kept):
             shutil.rmtree(path, ignore_errors=True)
-        shutil.copytree(self.checkpoint, temporary, ignore=shutil.ignore_patterns(".*"))
+        temporary.mkdir(parents=True)
+        for path in self._files():
+            shutil.copyfile(path, temporary / path.name)
         temporary.rename(kept)
         for number in self.rounds[: -self.keep]:
             shutil.rmtree(self.states / f"round-{number}")
@@ -67,27 +73,30 @@ class KeptStates:
             raise FlatfedError(
                 f"from_round = {number}: {self.folder} has no such state; choose one that is kept ({kept})"
             )
-        if Manifest.read(state / "manifest.json").round != number:
+        if Manifest.read(state / MANIFEST).round != number:
             raise FlatfedError(f"{state}: damaged, it is of another round; choose another one")
         if Lock(self.checkpoint / ".lock").is_taken():
             raise FlatfedError(f"{self.folder}: another process is running it; wait or stop that one")
         restarts = self.restarts + 1
         abandoned = self.folder / f"abandoned-{restarts}"
-        _copy(self.checkpoint, abandoned / "checkpoint")
-        history = self.folder / "history.jsonl"
-        if history.exists():
-            write_atomically(abandoned / history.name, history.read_bytes())
+        abandoned.mkdir(exist_ok=True)
+        for path in self._files():
+            write_atomically(abandoned / path.name, path.read_bytes())
         for later in [later for later in self.rounds if later > number]:
             (self.states / f"round-{later}").rename(abandoned / f"round-{later}")
         # Told to the sites before the first message from there, whatever happens in between.
         write_json(self.restarts_path, {"restarts": restarts})
-        _copy(state, self.checkpoint)
+        for name in FINAL:
+            if (self.folder / name).exists():
+                (self.folder / name).replace(abandoned / name)
+        self.checkpoint.mkdir(exist_ok=True)
+        # The manifest comes last: until then, the run is damaged for all but another attempt at this.
+        for path in sorted(state.iterdir(), key=lambda path: path.name == MANIFEST):
+            target = self.folder if path.name in RECORDS else self.checkpoint
+            write_atomically(target / path.name, path.read_bytes())
 
-
-def _copy(source: Path, target: Path) -> None:
-    """The files of a checkpoint; the manifest comes last, so that it always names complete ones."""
-    target.mkdir(parents=True, exist_ok=True)
-    source.mkdir(exist_ok=True)
-    files = [path for path in source.iterdir() if path.is_file() and not path.name.startswith(".")]
-    for path in sorted(files, key=lambda path: path.name == "manifest.json"):
-        write_atomically(target / path.name, path.read_bytes())
+    def _files(self) -> list[Path]:
+        """All that a state consists of."""
+        records = [self.folder / name for name in RECORDS]
+        stored = list(self.checkpoint.iterdir()) if self.checkpoint.is_dir() else []
+        return [path for path in (*records, *stored) if path.is_file() and not path.name.startswith(".")]
