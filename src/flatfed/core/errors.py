@@ -30,7 +30,7 @@ def check_choice(option: str, value: object, known: Iterable[str]) -> None:
     """Refuse a value that is not one of the known names."""
     known = list(known)
     if value not in known:
-        raise FlatfedError(f"{option} = {shown(value)}: unknown; {did_you_mean(shown(value), known)}")
+        raise FlatfedError(f"{option} = {shown(value)}: unknown; {did_you_mean(str(value)[:60], known)}")
 
 
 def one_line(error: ValidationError, known: Iterable[str] = (), prefix: str = "") -> str:
