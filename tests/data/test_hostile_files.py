@@ -518,6 +518,19 @@ def test_yes_and_no_are_not_guessed(value, tmp_path):
         DATASETS["mnist"](folder=tmp_path, verify=value)
 
 
+@pytest.mark.parametrize("value", [True, 1.0, 2, "3"])
+def test_channels_are_a_number_of_them(value, tmp_path):
+    fake.write_image_folder(tmp_path, ["ant", "bee"])
+    with refused("channels = "):
+        load("image_folder", tmp_path, channels=value)
+
+
+@pytest.mark.parametrize("option", ["roles", "train_samples", "test_samples"])
+def test_absurd_numbers_of_roles_and_samples_are_refused(option, tmp_path):
+    with refused(f"shakespeare.{option} = 1000", "less than or equal to 1000000000"):
+        load("shakespeare", tmp_path, **{option: 10**400})
+
+
 @pytest.mark.parametrize("folder", ["~nobody-of-this-name/x", "a\0b", "\ud800"])
 def test_a_folder_that_cannot_be_is_named(folder):
     with refused("folder = ", "there is no such path"):

@@ -6,8 +6,10 @@ The commands are those of docs/deployment.md. Takes a few minutes, because Flowe
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -106,6 +108,68 @@ def test_server_side_work_and_vectors_sent_once(federation):
     run = federation.run("fedsynsam")
     federation.finished(run)
     assert_same(run, laptop(config, sites=2))
+
+
+HOSTILE = """
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Error, Message
+from flwr.clientapp import ClientApp
+
+honest = client
+
+
+class Hostile(ClientApp):
+    def __call__(self, message, context):
+        reply, site = honest(message, context), context.node_config["name"]
+        if message.metadata.message_type == "evaluate" and site == "site-3":
+            return Message(Error(7, "\\x1b[2Jgone\\nERROR all is lost"), reply_to=message)
+        if message.metadata.message_type == "train" and site == "site-4":
+            arrays = dict(reply.content["vectors"])
+            for name, array in arrays.items():
+                data = np.full(len(array.data) // 4, 1e30, np.float32).tobytes()
+                arrays[name] = Array(array.dtype, array.shape, array.stype, data)
+            reply.content["vectors"] = ArrayRecord(arrays)
+        return reply
+
+
+client = Hostile()
+"""
+"""What makes one site send uploads of 1e30, and another one errors that clear the server's screen."""
+
+
+def test_a_hostile_site_is_refused_and_no_longer_asked(federation):
+    config = federation.configure('[algorithm]\nname = "fedmoswa"', 2, minimum_clients=3, max_refusals=1)
+    app = federation.folder / "my-federation" / "my_federation" / "app.py"
+    app.write_text(app.read_text() + HOSTILE)
+    run = federation.run("hostile")
+    lines = federation.finished(run)
+    app.write_text(app.read_text().removesuffix(HOSTILE))
+    assert [line["participants"] for line in lines] == [3, 3]
+    assert [line.get("refused_client_3") for line in lines] == [1, None] and lines[1]["left_out"] == 1
+    assert_same(run, laptop(config, without=frozenset({(0, 3), (1, 3)})))
+    until(lambda: "all is lost" in federation.log("hostile"), "the log is shown")
+    log = federation.log("hostile")
+    assert re.search(
+        r"site-4 \(client 3\) is left out: refused, .*: (its norm|it holds numbers beyond) ", log
+    )
+    assert "site-4 (client 3) is no longer asked: 1 of its answers were refused" in log
+    assert r"error 7: \x1b[2Jgone ERROR all is lost" in log and "\x1b[2J" not in log
+
+
+def test_the_operator_goes_back_to_an_earlier_state(federation):
+    """To that after the first round of the run before, from where the site takes part again."""
+    run = federation.folder / "runs" / "hostile"
+    model = run / "model.safetensors"
+    before = model.stat().st_mtime_ns
+    config = federation.configure('[algorithm]\nname = "fedmoswa"', 2)
+    command = federation.block("Going back").strip().replace("flatfed ", f"{sys.executable} -m flatfed ", 1)
+    federation.start("hostile", f"{command} --folder runs/hostile")
+    until(lambda: model.exists() and model.stat().st_mtime_ns != before, "the run ends again")
+    lines = federation.finished(run)
+    assert [line["participants"] for line in lines] == [3, 4]
+    assert_same(run, laptop(config, without=frozenset({(0, 3)})))
+    assert json.loads((run / "abandoned-1" / "checkpoint" / "manifest.json").read_text())["round"] == 2
 
 
 def test_a_site_killed_in_the_middle_of_a_round_does_not_hang_it(federation):

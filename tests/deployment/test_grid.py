@@ -7,11 +7,9 @@ path="client", and the server adds their uploads up in the same order.
 from __future__ import annotations
 
 import json
-import logging
 import math
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,138 +20,32 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import flatfed as ff
-from flatfed.core.sampling import cohort
 from flatfed.core.state import Dimensions
 from flatfed.data.transform import AsStored
 
 pytest.importorskip("flwr", reason="needs the extra flower: pip install 'flatfed[flower]'")
 
-from fake_grid import FakeGrid
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from federation_in_process import (
+    NAMES,
+    REFUSALS,
+    Deployment,
+    Fault,
+    assert_same_bits,
+    changed_header,
+    changed_names,
+    changed_vector,
+    local,
+    normalised,
+    only,
+    poisoned,
+    trained_in,
+    without_record,
+)
+from flwr.app import Array, Context, Message, RecordDict
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 
-from flatfed.deployment import FederationSettings, FederationSpec, client_app, server_app
-from flatfed.deployment import nodes as nodes_module
-from flatfed.deployment.server import serve
+from flatfed.deployment import client_app, server_app
 from flatfed.deployment.wire import decode_payloads, pack_payloads
-
-NAMES = [f"site-{number}" for number in range(8)]
-SHUFFLED = [NAMES[number] for number in (5, 0, 3, 7, 1, 6, 2, 4)]
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(nodes_module, "POLL", 0.001)
-    # So that caplog hears what Flower's logger says.
-    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
-
-
-class Deployment:
-    """A federation of eight sites whose SuperLink and SuperNodes are this process."""
-
-    def __init__(
-        self,
-        folder: Path,
-        algorithm: ff.Algorithm,
-        model: Callable[[], nn.Module] = network,
-        data: ff.Federation | None = None,
-        registered: bool = True,
-        **options: Any,
-    ) -> None:
-        chosen = {"clients": len(NAMES), "round_timeout": 0.02, "wait": 0.05, **DEFAULTS, "path": "client"}
-        chosen |= options
-
-        def taken(kind: Any) -> Any:
-            return kind(**{name: chosen.pop(name) for name in kind.model_fields if name in chosen})
-
-        self.folder, self.registered, self.data = folder, registered, data or federation()
-        self.spec = FederationSpec(
-            model,
-            algorithm,
-            federation=taken(FederationSettings),
-            execution=taken(ff.Execution),
-            training=ff.Training(**chosen),
-            metrics={},
-        )
-        self.callbacks: list[Any] = []
-        self.restart()
-
-    def load(self, context: Context) -> Any:
-        own = self.data.client(NAMES.index(str(context.node_config["name"])))
-        return own.batch(torch.arange(len(own)))
-
-    def restart(self, **training: Any) -> None:
-        """New processes on both sides, perhaps with another training; only what is on disk remains."""
-        self.spec = replace(self.spec, training=self.spec.training.replaced(**training))
-        configs = {name: {"name": name, "state": str(self.folder / "sites" / name)} for name in SHUFFLED}
-        self.grid = FakeGrid(client_app(self.spec, self.load), configs, self.registered)
-
-    def serve(self) -> ff.Run:
-        return serve(self.spec, self.grid, self.folder / "run", None, self.callbacks)
-
-    def files(self, client: int, pattern: str = "state-*") -> list[Path]:
-        return sorted((self.folder / "sites").glob(f"*/*/client-{client}/{pattern}.safetensors"))
-
-    def members(self, round_number: int) -> list[int]:
-        return cohort(self.spec.training, len(NAMES), round_number)
-
-    def returning(self, round_number: int) -> int:
-        """A client that takes part in a round and in a later one."""
-        later = {
-            client
-            for other in range(round_number + 1, self.spec.training.rounds)
-            for client in self.members(other)
-        }
-        return next(client for client in self.members(round_number) if client in later)
-
-
-def local(deployment: Deployment, without: Container[tuple[int, int]] = (), **changes: Any) -> ff.Run:
-    """The same training by the local engine, `without` some (round, client)."""
-    algorithm = changes.pop("algorithm", deployment.spec.algorithm)
-    training = {**deployment.spec.training.model_dump(), "loss": deployment.spec.loss, **changes}
-
-    def some(training: ff.Training, clients: int, number: int) -> list[int]:
-        return [client for client in cohort(training, clients, number) if (number, client) not in without]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("flatfed.training.loop.cohort", some)
-        return run(algorithm, model=deployment.spec.model(), data=deployment.data, **training)
-
-
-Fault = Callable[[Message], Message | None]
-
-
-def trained_in(message: Message) -> int | None:
-    """The round that a message asks for, None if it asks for something else."""
-    if message.metadata.message_type != "train":
-        return None
-    return json.loads(message.content["header"]["json"])["round"]
-
-
-def only(
-    deployment: Deployment, client: int, number: int, fault: Callable[[Message], Message | None]
-) -> None:
-    """Meddles with the replies of one client in one round."""
-
-    def meddle(site: str, message: Message, reply: Message) -> Message | None:
-        return fault(reply) if (site, trained_in(message)) == (NAMES[client], number) else reply
-
-    deployment.grid.fault = meddle
-
-
-def without_clock(finished: ff.Run, *also: str) -> list[dict[str, Any]]:
-    left_out = {"seconds", *also}
-    return [
-        {name: value for name, value in line.items() if name not in left_out} for line in finished.history
-    ]
-
-
-def assert_same_bits(left: ff.Run, right: ff.Run, *also: str) -> None:
-    assert left.server.keys() == right.server.keys()
-    assert all(torch.equal(value, right.server[name]) for name, value in left.server.items())
-    assert without_clock(left, *also) == without_clock(right, *also)
-    for mine, other in zip(left.model.state_dict().values(), right.model.state_dict().values(), strict=True):
-        assert torch.equal(mine, other)
 
 
 def records_flatness(finished: ff.Run) -> set[bool]:
@@ -168,6 +60,7 @@ def test_every_algorithm_gives_the_bits_of_the_local_engine(name, tmp_path):
     altered = any(part.alters_displacement for part in deployment.spec.algorithm.parts)
     assert_same_bits(expected, served, *(["flatness_distance"] if altered else []))
     assert records_flatness(served) == {not altered} and records_flatness(expected) == {True}
+    assert not [name for line in served.history for name in line if name.startswith(REFUSALS)]
 
 
 @pytest.mark.parametrize(
@@ -185,11 +78,6 @@ def test_settings_and_compressors_change_nothing_about_that(algorithm, options, 
     deployment = Deployment(tmp_path, ff.build(algorithm), **options)
     compressed = bool(deployment.spec.algorithm.compressed)
     assert_same_bits(local(deployment), deployment.serve(), *(["flatness_distance"] if compressed else []))
-
-
-def normalised() -> nn.Module:
-    first, *others = network()
-    return nn.Sequential(first, nn.BatchNorm1d(5).double(), *others)
 
 
 def test_buffers_travel_and_are_averaged(tmp_path):
@@ -388,51 +276,6 @@ def test_a_site_that_lost_such_a_vector_gets_it_again(tmp_path, caplog):
 # -- malformed uploads -------------------------------------------------------------------------------------
 
 
-def changed_header(**changes: Any) -> Callable[[Message], Message]:
-    def change(reply: Message) -> Message:
-        header = json.loads(reply.content["header"]["json"]) | changes
-        reply.content["header"] = ConfigRecord({"json": json.dumps(header)})
-        return reply
-
-    return change
-
-
-def changed_vector(change: Callable[[Array], Array], record: str = "vectors") -> Callable[[Message], Message]:
-    def changed(reply: Message) -> Message:
-        arrays = dict(reply.content[record])
-        name = next(iter(arrays))
-        arrays[name] = change(arrays[name])
-        reply.content[record] = ArrayRecord(arrays)
-        return reply
-
-    return changed
-
-
-def changed_names(change: Callable[[dict[str, Array]], dict[str, Array]]) -> Callable[[Message], Message]:
-    def changed(reply: Message) -> Message:
-        reply.content["vectors"] = ArrayRecord(change(dict(reply.content["vectors"])))
-        return reply
-
-    return changed
-
-
-def without_record(name: str) -> Callable[[Message], Message]:
-    def changed(reply: Message) -> Message:
-        del reply.content[name]
-        return reply
-
-    return changed
-
-
-def poisoned(number: float) -> Callable[[Array], Array]:
-    def poison(array: Array) -> Array:
-        data = torch.frombuffer(bytearray(array.data), dtype=torch.float64)
-        data[-1] = number
-        return Array(array.dtype, array.shape, array.stype, data.numpy().tobytes())
-
-    return poison
-
-
 def as_single(array: Array) -> Array:
     data = torch.frombuffer(bytearray(array.data), dtype=torch.float64).float().numpy().tobytes()
     return Array(array.dtype, (len(data),), array.stype, data)
@@ -504,6 +347,9 @@ def test_what_is_malformed_or_late_never_enters_the_mean(kind, tmp_path, caplog)
     assert complaint in caplog.text
     assert f"site-{client} (client {client}) is left out" in caplog.text
     assert served.history[1]["participants"] == 2
+    counted = {name: value for name, value in served.history[1].items() if name.startswith(REFUSALS)}
+    lost = kind in {"late", "reply to another message"}
+    assert counted == ({} if lost else {"refused": 1.0, f"refused_client_{client}": 1.0})
     assert_same_bits(local(deployment, {(1, client)}), served)
 
 
@@ -529,6 +375,7 @@ BROADCASTS: dict[str, tuple[Callable[[Message], Message], str]] = {
     "state that never was": (changed_header(merged=0), "the state after round 1 is not in"),
     "no buffers": (without_record("buffers"), "its buffers are missing"),
     "no header": (without_record("header"), "it has no header"),
+    "path in a digest": (changed_header(kept={"x": "/../../../etc/x"}), "kept.x"),
     "unknown vector to keep": (changed_header(kept={"../x": ""}), "which vectors this site should have"),
 }
 

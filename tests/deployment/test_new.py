@@ -136,3 +136,33 @@ def test_a_config_without_a_federation_is_refused(tmp_path):
     path.write_text("[training]\nrounds = 1\n[federation]\ninput_shape = 4\nclasses = 3\nclients = 4\n")
     with pytest.raises(ff.FlatfedError, match=r"^federation\.input_shape = 4: "):
         FederationSpec.read(path)
+
+
+def test_run_hands_its_settings_to_flower(tmp_path, monkeypatch):
+    folder, commands = made(tmp_path), []
+
+    def run(command, check):
+        commands.append([str(word) for word in command[1:]])
+        return subprocess.CompletedProcess(command, 3)
+
+    monkeypatch.setattr("flatfed.cli.flower.shutil.which", lambda *_, **__: "/bin/flwr")
+    monkeypatch.setattr("flatfed.cli.flower.subprocess.run", run)
+    done = RUNNER.invoke(command_line, ["flower", "run", str(folder)])
+    options = ["there", "--from-round", "4", "--folder", "runs/a b"]
+    also = RUNNER.invoke(command_line, ["flower", "run", str(folder), *options])
+    assert (done.exit_code, also.exit_code) == (3, 3)
+    given = ["-c", 'folder="runs/a b"', "-c", "from-round=4"]
+    assert commands == [["run", str(folder), "--stream"], ["run", str(folder), "there", "--stream", *given]]
+    config = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    assert config == {"folder": "runs/hospital-net", "from-round": 0}
+
+
+def test_run_says_what_is_missing(tmp_path, monkeypatch):
+    done = RUNNER.invoke(command_line, ["flower", "run", str(tmp_path)])
+    assert (
+        done.exit_code == 2 and "it has no pyproject.toml; make an app with flatfed flower new" in done.output
+    )
+    assert RUNNER.invoke(command_line, ["flower", "run", str(tmp_path), "--from-round", "0"]).exit_code == 2
+    monkeypatch.setattr("flatfed.cli.flower.shutil.which", lambda *_, **__: None)
+    done = RUNNER.invoke(command_line, ["flower", "run", str(tmp_path)])
+    assert done.exit_code == 2 and "flwr: not found; pip install 'flatfed[flower]'" in done.output

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from problems import federation, network, train
+from safetensors.torch import save as save_tensors
+from torch import Tensor
 from typer.testing import CliRunner
 
 import flatfed as ff
@@ -20,6 +24,7 @@ from flatfed.diagnostics.plain import plain
 from flatfed.diagnostics.registry import cheap_diagnostics
 from flatfed.report.read import read_run
 from flatfed.runs.files import read_sealed, sha256, write_sealed
+from flatfed.runs.identity import digest_of
 from flatfed.runs.train import run_config
 from flatfed.training.config import Config
 
@@ -144,8 +149,25 @@ def test_an_interrupted_run_is_examined_at_its_checkpoint(folder):
         (lambda folder: _server_file(folder).write_bytes(b"x"), "damaged"),
         (lambda folder: _server_file(folder).unlink(), "missing from the checkpoint"),
         (lambda folder: _set(folder / "checkpoint" / "manifest.json", format=0), "its format is 0"),
-        (lambda folder: _set(folder / "checkpoint" / "manifest.json", identity="1"), "damaged or edited"),
+        (lambda folder: _edit_identity(folder, data="1"), "another version"),
         (lambda folder: _set(folder / "config.json", colour="red"), "damaged or edited"),
+        (lambda folder: _edit_config(folder, colour="red"), "colour: unknown"),
+        (lambda folder: _edit_config(folder, algorithm={"name": 10**400}), "algorithm.name = 1000"),
+        (lambda folder: _edit_config(folder, model=_nested(60)), "model: nested too deeply"),
+        (lambda folder: _edit_config(folder, training="x" * 10**6), "training = 'xxx"),
+        (lambda folder: _edit_server(folder, {"server/mine": torch.zeros(3)}), "not the server's state"),
+        (
+            lambda folder: _edit_server(
+                folder, {"server/model": torch.zeros(3), "buffers/mine": torch.zeros(2)}
+            ),
+            "of another model",
+        ),
+        (lambda folder: _put(folder / "checkpoint" / "manifest.json", os.mkfifo), "not a regular file"),
+        (lambda folder: _put(folder / "history.jsonl", os.mkfifo), "not a regular file"),
+        (lambda folder: _put(folder / "config.json", os.mkfifo), "config.json"),
+        (lambda folder: _put(folder / "config.json", Path.mkdir), "config.json"),
+        (lambda folder: _put(folder / "diagnostics", Path.touch), "diagnostics: not a folder"),
+        (lambda folder: _put(folder / "diagnostics", _link_to_itself), "diagnostics: not a folder"),
     ],
 )
 def test_a_folder_that_cannot_be_examined_gets_one_clear_line(folder, damage, says):
@@ -163,6 +185,78 @@ def _server_file(folder: Path) -> Path:
 
 def _set(path: Path, **values: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def _seal(folder: Path, **values: object) -> None:
+    """Changes the manifest, and its checksum with it."""
+    path = folder / "checkpoint" / "manifest.json"
+    write_sealed(path, {**read_sealed(path), **values})
+
+
+def _edit_config(folder: Path, **values: object) -> None:
+    _set(folder / "config.json", **values)
+    _seal(folder, config=[sha256((folder / "config.json").read_bytes())])
+
+
+def _edit_identity(folder: Path, **values: object) -> None:
+    _set(folder / "identity.json", **values)
+    _seal(folder, identity=digest_of(json.loads((folder / "identity.json").read_text())))
+
+
+def _edit_server(folder: Path, tensors: dict[str, Tensor]) -> None:
+    path = _server_file(folder)
+    path.write_bytes(save_tensors(tensors))
+    _seal(folder, server={"name": path.name, "sha256": sha256(path.read_bytes()), "rows": 0})
+
+
+def _put(path: Path, make: Callable[[Path], object]) -> None:
+    path.unlink(missing_ok=True)
+    make(path)
+
+
+def _link_to_itself(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+def _nested(depth: int) -> object:
+    return [_nested(depth - 1)] if depth else 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b"\xff\x00", b"null", b"[]", b"{", b"1" * 5000, b"[" * 100_000),
+        *({"global": 10**400}, {"global": "x"}, {"clients": 3}, {"clients": [{}]}, {"clients": [None]}),
+    ],
+    ids=lambda content: str(content)[:12],
+)
+def test_a_damaged_result_is_measured_again(folder, content):
+    options = {"samples": 20, "clients": 2}
+    before = diagnose(folder, ["sharpness"], options)["sharpness"]["result"]
+    path = folder / "diagnostics" / "sharpness.json"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        _set(path, result={**before, **content})
+    assert diagnose(folder, ["sharpness"], options)["sharpness"]["result"] == before
+    assert json.loads(path.read_text())["result"] == before
+    code, output = command(folder, "sharpness", "--set", "samples=20", "--set", "clients=2")
+    assert code == 0, output
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, _link_to_itself])
+def test_what_is_no_file_is_replaced_by_the_result(folder, make):
+    (folder / "diagnostics").mkdir()
+    path = folder / "diagnostics" / "clients.json"
+    make(path)
+    assert diagnose(folder, ["clients"])["clients"] == json.loads(path.read_text())
+
+
+def test_a_folder_in_place_of_a_result_costs_no_other_result(folder):
+    (folder / "diagnostics" / "clients.json").mkdir(parents=True)
+    code, output = command(folder, "clients", "drift")
+    assert code == 2 and "clients.json: a folder" in output
+    assert (folder / "diagnostics" / "drift.json").is_file()
 
 
 def test_a_run_from_python_is_sent_to_the_python_functions(tmp_path):
@@ -239,12 +333,8 @@ def test_a_diverged_run_is_examined_without_tracebacks(tmp_path):
 
 
 def test_a_run_of_a_cluster_is_examined_on_this_machine(folder, monkeypatch):
-    values = json.loads((folder / "config.json").read_text())
-    values["execution"] |= {"engine": "ray", "ray_address": "ray://nowhere:10001"}
-    (folder / "config.json").write_text(json.dumps(values))
-    manifest_path = folder / "checkpoint" / "manifest.json"
-    digest = sha256((folder / "config.json").read_bytes())
-    write_sealed(manifest_path, {**read_sealed(manifest_path), "config": [digest]})
+    execution = {"workers": 1, "engine": "ray", "ray_address": "ray://nowhere:10001"}
+    _edit_config(folder, execution=execution)
     monkeypatch.setitem(sys.modules, "ray", None)
     with ff.diagnostics.inspect_folder(folder) as subject:
         assert (subject.execution.engine, subject.execution.workers) == ("local", 1)

@@ -180,7 +180,24 @@ def test_metrics_are_named_functions(metrics):
 def test_a_metric_of_several_numbers_is_refused_by_name():
     federation = ff.Federation.from_tensors(pairs(), test=pairs()[0])
     message = refusal(net(), federation, metrics={"all": lambda outputs, targets: outputs})
-    assert "metrics['all']: it must return one number" in message
+    assert "all: it must return one number" in message
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_a_metric_raises_is_one_line_with_its_name(workers):
+    def share(outputs: Tensor, targets: Tensor) -> float:
+        return 1 / 0
+
+    federation = ff.Federation.from_tensors(pairs(), test=pairs()[0])
+    message = refusal(net(), federation, metrics={"share": share}, workers=workers)
+    assert message == "share: it cannot be evaluated on 6 samples (division by zero)"
+
+
+def test_a_federated_spec_checks_its_metrics_too():
+    spec = pytest.importorskip("flatfed.deployment.spec")
+    settings = spec.FederationSettings(clients=1)
+    with pytest.raises(ff.FlatfedError, match="'loss'"):
+        spec.FederationSpec(net, ff.fedavg(), ff.Training(rounds=1), settings, metrics={"loss": F.mse_loss})
 
 
 # -- settings of torch -------------------------------------------------------------------------------------
@@ -286,6 +303,24 @@ def test_a_loss_that_draws_from_another_stream_is_refused(draw):
     assert "draws from the global stream of" in refusal(net(), loss=loss)
 
 
+def test_data_that_are_others_every_time_are_refused():
+    def load(client: int) -> tuple[Tensor, Tensor]:
+        return torch.from_numpy(np.random.rand(6, 4)).float(), torch.zeros(6, dtype=torch.long)
+
+    assert "client 0 was loaded twice" in refusal(net(), ff.Federation.from_function(3, load))
+
+
+class Noisy(Transform):
+    def evaluate(self, inputs: Tensor) -> Tensor:
+        return inputs + np.random.rand()
+
+
+def test_a_transform_that_draws_in_evaluation_is_refused():
+    federation = ff.Federation.from_tensors(pairs())
+    federation.transform = Noisy()
+    assert "transform: its `evaluate` draws" in refusal(net(), federation)
+
+
 # -- sizes -------------------------------------------------------------------------------------------------
 
 
@@ -293,6 +328,7 @@ def test_a_loss_that_draws_from_another_stream_is_refused(draw):
     ("options", "complaint"),
     [
         ({"device": "meta"}, "device = 'meta'"),
+        ({"workers": 10**9}, "workers = 1000000000"),
         ({"batch_size": 10**12}, "batch_size = 1000000000000"),
         ({"batch_size": 10**12, "path": "client"}, "batch_size = 1000000000000"),
         ({"local_steps": 10**9}, "local_steps = 1000000000"),

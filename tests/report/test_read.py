@@ -36,14 +36,16 @@ def test_a_folder_of_runs_stands_for_its_runs_once(tmp_path):
     assert find_runs([tmp_path, runs[1]]) == runs
 
 
-@pytest.mark.parametrize("made", ["nothing", "file", "empty folder"])
+@pytest.mark.parametrize("made", ["nothing", "file", "empty folder", "a name that is too long"])
 def test_what_is_not_a_run_is_refused_in_one_line(tmp_path, made):
     path = tmp_path / "here"
     if made == "file":
         path.write_text("x")
     elif made == "empty folder":
         path.mkdir()
-    with pytest.raises(FlatfedError, match="run folder") as caught:
+    elif made == "a name that is too long":
+        path = tmp_path / (2000 * "x")
+    with pytest.raises(FlatfedError, match=r"run folder|too long") as caught:
         write_report([path], tmp_path / "report.html")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "report.html").exists()

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from flatfed.core import random
-from flatfed.core.algorithm import Algorithm
-from flatfed.core.context import Affine, ClientContext, MergeContext, Oracle
+from flatfed.core.algorithm import Algorithm, ImpossibleComposition, Member
+from flatfed.core.context import Affine, Carry, ClientContext, MergeContext, Oracle
 from flatfed.core.errors import DivergedError
 from flatfed.core.flat import length
-from flatfed.core.part import Compressor, Correction
+from flatfed.core.part import Compressor, Correction, part_name
 from flatfed.core.settings import Training
-from flatfed.core.state import State, owned
+from flatfed.core.state import State, Vectors, owned
 
 
 class ClientResult(NamedTuple):
@@ -130,16 +130,12 @@ def client_round(
     if decay and not decay_first:
         folded = folded.then(Affine(spring=decay, pull=-decay * context.origin))
     step = _Step(folded, start)
-    for affine in (folded, *(stage.affine or Affine() for stage in stages)):
-        factor = max(1.0, *context.rates) * max(abs(affine.scale), affine.spring)
-        if factor > torch.finfo(point.dtype).max:
-            raise DivergedError(
-                f"round {context.round + 1}: a step has the factor {factor:.3g}, which {point.dtype} cannot "
-                f"hold; lower lr (now {training.lr:g}), weight_decay or the algorithm's weights"
-            )
+    _check_factors((folded, *(stage.affine or Affine() for stage in stages)), context, training)
 
     for rate, oracle in zip(context.rates, oracles, strict=True):
         direction, carry = gradient_rule.gradient(point, oracle, gradient_context, carry)
+        if direction.shape != point.shape:
+            raise _misfit(gradient_member.owner, direction, point)
         if clip_loss is not None:
             direction = clipped(direction, clip_loss)
         if decay_first:
@@ -152,17 +148,58 @@ def client_round(
         torch.sub(point, start, out=displacement)
         drift.append(torch.linalg.vector_norm(displacement, dim=-1).square())
 
-    client: dict[str, Tensor] = {}
+    handed: list[Handed] = [(gradient_member, gradient_context, carry)]
+    for stage, member in zip(stages, correction_members, strict=True):
+        handed.append((member, stage.context, stage.carry))
+    client, upload = _finished(algorithm, context, handed)
+    return ClientResult(client, upload, displacement, torch.stack(drift))
+
+
+Handed = tuple[Member, ClientContext, Carry]
+
+
+def _finished(
+    algorithm: Algorithm, context: ClientContext, handed: Iterable[Handed]
+) -> tuple[Vectors, Vectors]:
+    """What the parts make of the round for the client and for the server, as they declared it."""
+    displacement = context.displacement
+    client: Vectors = {}
     upload = {"displacement": displacement}
-    carries = (carry, *(stage.carry for stage in stages))
-    contexts = (gradient_context, *(stage.context for stage in stages))
-    for member, seen, carried in zip(algorithm.client_members, contexts, carries, strict=True):
-        finish = member.part.finish(seen, carried, displacement)
+    for member, seen, carry in handed:
+        finish = member.part.finish(seen, carry, displacement)
         client |= member.keyed(member.client, finish.client)
         upload |= member.keyed(member.uploads, finish.upload)
+    for key in (key for member in algorithm.members for key in member.client.values()):
+        # What a part does not hand back it keeps.
+        old, new = context.client[key], client.setdefault(key, context.client[key])
+        if new.shape[-1:] != old.shape[-1:] or new.dtype != old.dtype:
+            raise _misfit(key, new, old)
+    for key in algorithm.uploads:
+        if key not in upload:
+            raise ImpossibleComposition(f"{key}: its part declares this upload and never hands it back")
+        if algorithm.declared_uploads[key].size == "model" and upload[key].shape != displacement.shape:
+            raise _misfit(key, upload[key], displacement)
     upload = owned(upload, context.received, context.client)
-    client = owned(client, context.received, context.client, upload, {"displacement": displacement})
-    return ClientResult(client, upload, displacement, torch.stack(drift))
+    return owned(client, context.received, context.client, upload, {"": displacement}), upload
+
+
+def _check_factors(affines: Iterable[Affine], context: ClientContext, training: Training) -> None:
+    dtype = context.displacement.dtype
+    for affine in affines:
+        factor = max(1.0, *context.rates) * max(abs(affine.scale), affine.spring)
+        if factor > torch.finfo(dtype).max:
+            raise DivergedError(
+                f"round {context.round + 1}: a step has the factor {factor:.3g}, which {dtype} cannot hold; "
+                f"lower lr (now {training.lr:g}), weight_decay or the algorithm's weights"
+            )
+
+
+def _misfit(name: str, found: Tensor, expected: Tensor) -> ImpossibleComposition:
+    """A vector of another shape would be broadcast, which nobody would notice."""
+    return ImpossibleComposition(
+        f"{name}: {list(found.shape)} {found.dtype} was handed back where {list(expected.shape)} "
+        f"{expected.dtype} belongs; mend the part"
+    )
 
 
 class Encoded(NamedTuple):
@@ -223,6 +260,10 @@ def server_round(
     update = algorithm.server.update(member.seen(server), member.received(mean), shift, context)
     merged |= member.keyed(member.server, update)
     changed = {key: vector for key, vector in merged.items() if vector is not server.get(key)}
+    for key, vector in changed.items():
+        old = server.get(key, vector)
+        if (vector.shape, vector.dtype) != (old.shape, old.dtype):
+            raise _misfit(key, vector, old)
     return merged | owned(changed, server, mean)
 
 
@@ -237,5 +278,7 @@ class Broadcast(NamedTuple):
 def broadcast(algorithm: Algorithm, server: State, buffers: State) -> Broadcast:
     """What the server sends to every participant."""
     start = algorithm.start.start(algorithm.member(algorithm.start).seen(server))
+    if (start.shape, start.dtype) != (server["model"].shape, server["model"].dtype):
+        raise _misfit(part_name(algorithm.start), start, server["model"])
     vectors = {key: start if key == "model" else server[key] for key in algorithm.broadcast}
     return Broadcast(vectors, buffers)

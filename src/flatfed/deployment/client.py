@@ -70,7 +70,7 @@ def _reply(message: Message, work: Callable[[], RecordDict]) -> Message:
     try:
         return Message(work(), reply_to=message)
     except FlatfedError as error:
-        log.error("%s", error)
+        log.error("%s", wire.plain(str(error), 2000))
         code = wire.DIVERGED if isinstance(error, DivergedError) else wire.REFUSED
         return Message(Error(code, str(error)), reply_to=message)
 
@@ -122,7 +122,7 @@ class _Site:
         plan, request = self.plan, self.request
         broadcast = Broadcast(self._received(), self._buffers())
         fresh = initial_state(plan.algorithm.client_vectors, plan.dimensions, broadcast.vectors["model"])
-        state = self.store.read_state(request.merged, request.round, fresh) if fresh else None
+        state = self.store.read_state(request, fresh) if fresh else None
         state = fresh if state is None else state
         worker = Worker(plan, self.model, self.federation.to(plan.device))
         with single_threaded():
@@ -148,15 +148,19 @@ class _Site:
 
     def _check_finite(self, trained: TrainedClient, buffers: State) -> None:
         """Divergence is reported as such, before the server would refuse the numbers as forged."""
+        limit = wire.largest(self.plan.layout.dtype)
         reached = {
-            f"upload {key!r}": float(value.abs().max()) for key, value in trained.result.upload.items()
+            f"upload {key!r}": (float(value.abs().max()), limit)
+            for key, value in trained.result.upload.items()
         }
-        reached |= {"loss": abs(trained.loss), "drift": float(trained.result.drift.mean())}
+        drift, square = float(trained.result.drift.mean()), float(trained.result.drift[-1])
+        numbers = {"loss": abs(trained.loss), "drift": drift, "squared displacement": square}
+        reached |= {name: (number, wire.LARGEST) for name, number in numbers.items()}
         diverged = no_longer_finite(buffers, apply_buffer_change(buffers, trained.buffers))
         if diverged is not None:
-            reached[f"buffer {diverged!r}"] = math.inf
-        for name, number in reached.items():
-            if not number <= wire.LARGEST:  # so that NaN is caught, too
+            reached[f"buffer {diverged!r}"] = (math.inf, wire.LARGEST)
+        for name, (number, most) in reached.items():
+            if not number <= most:  # so that NaN is caught, too
                 raise DivergedError(
                     f"round {self.request.round + 1}: the {name} reaches {number:g}; lower lr"
                 )

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from flatfed.core.errors import FlatfedError
+from flatfed.core.errors import FlatfedError, shown
 from flatfed.deployment import wire
+from flatfed.deployment.spec import FederationSettings
 
 POLL = 1.0
 """Seconds between looks for nodes that are not connected yet."""
-ERROR_LENGTH = 300
 
 log = logging.getLogger("flwr.flatfed")
 
@@ -32,13 +32,15 @@ def send_and_wait(
     replies = list(grid.send_and_receive(messages, timeout=timeout))
     # Errors that the SuperLink reports do not come from the node; only the message they answer tells which.
     recipients = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
-    for reply in replies:
-        node = recipients.get(reply.metadata.reply_to_message_id)
+    replied = [recipients.get(reply.metadata.reply_to_message_id) for reply in replies]
+    for reply, node in zip(replies, replied, strict=True):
         if node is None:
             log.warning("a reply to a message that was never sent is ignored")
+        elif replied.count(node) > 1:
+            failures[node] = Error(wire.REPEATED, "it answered more than once")
         elif reply.has_error():
-            reason = " ".join(str(reply.error.reason or "").split())[:ERROR_LENGTH]
-            failures[node] = Error(reply.error.code, f"error {reply.error.code}: {reason}")
+            code = reply.error.code
+            failures[node] = Error(code, f"error {code}: {wire.plain(str(reply.error.reason or ''))}")
         else:
             answers[node] = reply.content
             failures.pop(node, None)
@@ -48,8 +50,8 @@ def send_and_wait(
 class Nodes:
     """The nodes of a grid, what they say about themselves, and which site each of them is."""
 
-    def __init__(self, grid: Grid, timeout: float) -> None:
-        self.grid, self.timeout = grid, timeout
+    def __init__(self, grid: Grid, settings: FederationSettings) -> None:
+        self.grid, self.settings, self.timeout = grid, settings, settings.round_timeout
         self.descriptions: dict[int, wire.SiteDescription] = {}
         self._silent: set[int] = set()
 
@@ -60,7 +62,13 @@ class Nodes:
         several nodes go by one name, none of them takes part until only one is left; a registered name is not
         shared with nodes that only claim it.
         """
-        registered = {node.node_id: node.name for node in self.grid.get_nodes()}
+        registered = {}
+        for node in self.grid.get_nodes():
+            if node.name.isprintable():
+                registered[node.node_id] = node.name
+            elif node.node_id not in self._silent:
+                self._silent.add(node.node_id)
+                log.warning("node %d is called %s; it does not take part", node.node_id, shown(node.name))
         new = [node for node in registered if node not in self.descriptions and node not in self._silent]
         self._describe(new if describe_all else [node for node in new if not registered[node]])
         trusted = _unique((name, node) for node, name in registered.items() if name)
@@ -84,8 +92,9 @@ class Nodes:
                 return online
             time.sleep(POLL)
 
-    def assemble(self, clients: int | tuple[str, ...], wait: float) -> dict[str, wire.SiteDescription]:
+    def assemble(self) -> dict[str, wire.SiteDescription]:
         """All sites of a federation, sorted by name, with what they say about themselves."""
+        clients, wait = self.settings.clients, self.settings.wait
         deadline = time.monotonic() + wait
         needed = clients if isinstance(clients, int) else len(set(clients))
         while True:
@@ -116,11 +125,15 @@ class Nodes:
         )
         for node, answer in answers.items():
             try:
-                self.descriptions[node] = wire.read_header(wire.SiteDescription, answer)
+                description = wire.read_header(wire.SiteDescription, answer)
+                most = self.settings.max_samples
+                if description.samples > most:
+                    raise FlatfedError(f"samples = {description.samples}: more than max_samples = {most}")
+                self.descriptions[node] = description
             except FlatfedError as error:
                 failures[node] = Error(wire.REFUSED, str(error))
         for node, failure in failures.items():
-            log.warning("node %d does not say what it is: %s", node, failure.reason)
+            log.warning("node %d does not say what it is: %s", node, wire.plain(str(failure.reason)))
             self._silent.add(node)
 
 
@@ -130,5 +143,5 @@ def _unique(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
         nodes.setdefault(name, []).append(node)
     for name, namesakes in nodes.items():
         if len(namesakes) > 1:
-            log.warning("%d nodes are called %r; none of them takes part", len(namesakes), name)
+            log.warning("%d nodes are called %s; none of them takes part", len(namesakes), shown(name))
     return {name: namesakes[0] for name, namesakes in nodes.items() if len(namesakes) == 1}

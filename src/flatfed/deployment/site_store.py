@@ -2,10 +2,12 @@
 
     RUN/client-N/state-R.safetensors      the client's vectors after round R
     RUN/client-N/NAME-DIGEST.safetensors  a vector that the server sends only once
+    RUN/client-N/restarts                 how often the server has gone back, if it has
 
-A new state is written beside the old one. Which of the two counts is decided by the server's next message,
-which names the last round that was merged: so a round that was lost on the way leaves no trace. Files are
-written atomically, and those of other runs are never looked at.
+A new state is written beside the old ones. Which of them counts is decided by the server's next message,
+which names the last round that was merged: so a round that was lost on the way, or whose upload was refused,
+leaves no trace. Earlier states stay as long as the server may go back to them. Files are written atomically,
+and those of other runs are never looked at.
 """
 
 from pathlib import Path
@@ -18,8 +20,10 @@ from torch import Tensor
 from flatfed.core.errors import FlatfedError
 from flatfed.core.flat import all_finite
 from flatfed.core.state import State
-from flatfed.deployment.wire import digest
+from flatfed.deployment.wire import Request, digest
 from flatfed.runs.files import write_atomically
+
+RESTARTS = "restarts"
 
 
 class SiteStore:
@@ -28,29 +32,35 @@ class SiteStore:
     def __init__(self, root: Path, run: str, client: int) -> None:
         self.folder = root / run / f"client-{client}"
 
-    def read_state(self, merged: int, round_number: int, expected: State) -> dict[str, Tensor] | None:
-        """The state after round `merged`, None if there was none; what was not merged is dropped."""
-        rounds = self._rounds()
-        if rounds and max(rounds) > round_number:
+    def read_state(self, request: Request, expected: State) -> dict[str, Tensor] | None:
+        """The state after the round that was merged last, None if there was none; later ones are dropped."""
+        rounds, number, merged = self._rounds(), request.round + 1, request.merged
+        went_back = request.restarts - self._restarts()
+        if went_back < 0 or (went_back == 0 and rounds and max(rounds) >= number):
             raise FlatfedError(
-                f"round {round_number + 1}: this site has already trained in round {max(rounds) + 1}; the "
+                f"round {number}: this site has already trained in round {max(rounds, default=-1) + 1}; the "
                 "message is out of date"
             )
         state = None
         if merged >= 0:
             if merged not in rounds:
                 raise FlatfedError(
-                    f"round {round_number + 1}: the state after round {merged + 1} is not in {self.folder}; "
-                    "put it back, or start a new run"
+                    f"round {number}: the state after round {merged + 1} is not in {self.folder}; put it "
+                    "back, or start a new run"
                 )
             state = _read(self._state(merged), expected)
-        for number in rounds:
-            if number != merged:
-                self._state(number).unlink()
+        merged_rounds = [round_number for round_number in rounds if round_number <= merged]
+        needed = max((early for early in merged_rounds if early < request.oldest), default=-1)
+        for round_number in rounds:
+            if not needed <= round_number <= merged:
+                self._state(round_number).unlink()
+        if went_back:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.folder / RESTARTS, str(request.restarts).encode())
         return state
 
     def write_state(self, round_number: int, state: State) -> None:
-        """Keeps a new state beside the one that counts so far."""
+        """Keeps a new state beside those that counted so far."""
         self.folder.mkdir(parents=True, exist_ok=True)
         _write(self._state(round_number), state)
 
@@ -77,6 +87,13 @@ class SiteStore:
     def _rounds(self) -> list[int]:
         names = [path.stem.removeprefix("state-") for path in self.folder.glob("state-*.safetensors")]
         return [int(name) for name in names if name.isdecimal()]
+
+    def _restarts(self) -> int:
+        path = self.folder / RESTARTS
+        try:
+            return int(path.read_bytes()) if path.exists() else 0
+        except (OSError, ValueError) as error:
+            raise FlatfedError(f"{path}: cannot be read ({error}); put it back, or start a new run") from None
 
     def _state(self, number: int) -> Path:
         return self.folder / f"state-{number}.safetensors"

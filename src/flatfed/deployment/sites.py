@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import statistics
 import uuid
 from pathlib import Path
 
 from pydantic import ValidationError, model_validator
 
-from flatfed.core.errors import FlatfedError, one_line
-from flatfed.deployment.wire import RunName, SampleCount, SampleForm, SiteDescription
+from flatfed.core.errors import FlatfedError, check_choice, one_line
+from flatfed.deployment.spec import FederationSettings
+from flatfed.deployment.wire import RunName, SampleCount, SampleForm, SiteDescription, SiteName
 from flatfed.runs.files import read_json
 
 
@@ -17,7 +19,7 @@ class Sites(SampleForm):
 
     run: RunName
     """A name of this run alone, so that sites never use what they kept for another."""
-    names: list[str]
+    names: list[SiteName]
     samples: list[SampleCount]
 
     @model_validator(mode="after")
@@ -56,10 +58,21 @@ class Sites(SampleForm):
                 f"{folder}: it holds a run that was no federation; choose another folder"
             ) from None
 
-    def check(self, clients: int | tuple[str, ...]) -> None:
+    def check(self, settings: FederationSettings, weighting: str) -> None:
+        """Refuses a folder of other clients, and claims that would make one site's word the others' law."""
+        clients, names = settings.clients, ", ".join(self.names)
         same = len(self.names) == clients if isinstance(clients, int) else self.names == sorted(set(clients))
         if not same:
             raise FlatfedError(
-                f"clients = {clients}: the run in the folder is that of {', '.join(self.names)}; choose "
-                "another folder or the same clients"
+                f"clients = {clients}: the run in the folder is that of {names}; choose another folder or "
+                "the same clients"
             )
+        for name in settings.leave_out:
+            check_choice("leave_out", name, self.names)
+        median, ratio = statistics.median_low(self.samples), settings.max_samples_ratio
+        for name, samples in zip(self.names, self.samples, strict=True):
+            if weighting == "samples" and len(self.names) > 2 and samples > ratio * median:
+                raise FlatfedError(
+                    f"max_samples_ratio = {ratio:g}: {name} claims {samples} samples, which are its weight, "
+                    f"and the median is {median}; leave it out of clients, or raise max_samples_ratio"
+                )

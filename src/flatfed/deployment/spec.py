@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import torch.nn.functional as F
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 from torch import nn
 
 from flatfed.core.algorithm import Algorithm
@@ -19,13 +19,14 @@ from flatfed.core.flat import Loss
 from flatfed.core.settings import CheckedModel, Training
 from flatfed.core.types import Count, Positive
 from flatfed.data.transform import AsStored, Transform
+from flatfed.deployment.wire import MOST_SAMPLES
 from flatfed.engines.execution import Execution
 from flatfed.engines.planning import Metric
 from flatfed.runs.identity import Identity, digest_of, federation_identity
 from flatfed.training.config import Config, make_model
-from flatfed.training.task import check_version, default_metrics
+from flatfed.training.task import check_metrics, check_version, default_metrics
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Sites and servers of different numbers do not understand each other."""
 
 
@@ -36,7 +37,7 @@ def _at_least_one(clients: int | tuple[str, ...]) -> int | tuple[str, ...]:
 
 
 class FederationSettings(CheckedModel):
-    """Which sites belong to a federation, and how long it waits for them."""
+    """Which sites belong to a federation, how long it waits for them, and what it takes from them."""
 
     clients: Annotated[Count | tuple[str, ...], AfterValidator(_at_least_one)]
     """How many sites there are, or their names. A run begins when all of them are connected."""
@@ -50,6 +51,18 @@ class FederationSettings(CheckedModel):
     """Seconds to wait for the sites at the start."""
     evaluate_every: Count | None = None
     """Rounds between evaluations on the sites' own data; without it, only the final model is evaluated."""
+    max_samples: Count = MOST_SAMPLES
+    """A site that claims to have more samples does not belong to the federation."""
+    max_samples_ratio: Positive = 1000.0
+    """How many times the sites' median of samples one may claim, if samples are weights."""
+    max_norm_ratio: Positive = 1000.0
+    """How many times the cohort's median norm an upload may have; a longer one is refused."""
+    max_refusals: Count = 3
+    """A site with so many refused answers is no longer asked."""
+    leave_out: tuple[str, ...] = ()
+    """The names of sites that are not asked although they belong to the run."""
+    keep_states: Annotated[int, Field(strict=True, ge=0)] = 3
+    """How many earlier states of the server are kept, to which it can go back."""
 
 
 class FederationTable(FederationSettings):
@@ -79,6 +92,7 @@ class FederationSpec:
     """As of a `Task`: for what cannot be compared, such as a lambda; change it whenever that changes."""
 
     def __post_init__(self) -> None:
+        check_metrics(self.used_metrics)
         check_version(self.name, self.version)
 
     @classmethod

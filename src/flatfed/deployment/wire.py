@@ -1,13 +1,13 @@
 """Messages between server and sites: a checked header, and vectors as raw bytes.
 
 Nothing is unpickled. Whatever arrives is compared with what was declared (names, lengths, dtypes, finite
-numbers), and anything else is refused in one line.
+numbers) before memory is taken for it, and anything else is refused in one line.
 """
 
 import hashlib
 import math
 from collections.abc import Iterable, Mapping
-from typing import Annotated, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
@@ -15,27 +15,39 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from torch import Tensor
 
 from flatfed.core.algorithm import Algorithm
-from flatfed.core.errors import FlatfedError, one_line, shown
+from flatfed.core.errors import FlatfedError, one_line, printable, shown
 from flatfed.core.flat import all_finite
 from flatfed.core.part import Compressor
 from flatfed.core.state import Dimensions, State, Vector
 
 RAW, PAYLOAD = "flatfed.raw", "flatfed.payload"
 
-REFUSED, DIVERGED, SILENT = 1000, 1001, 1002
-"""The codes of errors that flatfed itself reports; Flower's own are small. No site sends the last one."""
+REFUSED, DIVERGED, SILENT, REPEATED = 1000, 1001, 1002, 1003
+"""The codes of errors that flatfed itself reports; Flower's own are small. No site sends the last two."""
 Form = tuple[tuple[int, ...], torch.dtype]
 """The shape and dtype of a tensor."""
-LARGEST = 1e100
-"""Of any number: sums and squares of such, however weighted, are still finite in double precision."""
 MOST_SAMPLES = 10**8
 """At one site, which shuffles its samples in memory."""
 MOST_VALUES = 2**28
 """In one sample."""
+WIDEST, MARGIN = 16, 4096
+"""Bytes that a payload may have for each number of an upload, and besides."""
+MOST_HEADER = 2**16
+"""Characters."""
+LARGEST = 1e100
+"""Of any number: sums and squares of such, however weighted, are still finite in double precision."""
 
-Number = Annotated[float, Field(allow_inf_nan=False, ge=-LARGEST, le=LARGEST)]
-Square = Annotated[float, Field(allow_inf_nan=False, ge=0, le=LARGEST)]
-Whole = Annotated[int, Field(strict=True, ge=0, le=2**53)]
+
+def largest(dtype: torch.dtype) -> float:
+    """Of the numbers of an upload: sums and squares of such are still finite in its own precision."""
+    return min(LARGEST, float(torch.finfo(dtype).max) ** 0.4)
+
+
+def plain(text: str, most: int = 300) -> str:
+    """What somebody else wrote as one line for a log: no control characters, and not too many others."""
+    line = " ".join(text[: 4 * most].split())
+    line = printable(line)
+    return line if len(line) <= most else line[: most - 1] + "…"
 
 
 def _small_enough(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -44,13 +56,28 @@ def _small_enough(shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape
 
 
+def _printable(name: str) -> str:
+    if not name.isprintable():
+        raise ValueError(f"{shown(name)}: it has characters that cannot be shown; use another name")
+    return name
+
+
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=-LARGEST, le=LARGEST)]
+Square = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=LARGEST)]
+Whole = Annotated[int, Field(strict=True, ge=0, le=2**53)]
 SampleCount = Annotated[int, Field(strict=True, ge=1, le=MOST_SAMPLES)]
 Shape = Annotated[tuple[Whole, ...], Field(max_length=16), AfterValidator(_small_enough)]
+Word = Annotated[str, Field(max_length=200)]
+SiteName = Annotated[str, Field(max_length=100), AfterValidator(_printable)]
 RunName = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class Header(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    records: ClassVar[frozenset[str]] = frozenset({"header"})
+    """What such a message may consist of."""
 
 
 class Answer(Header):
@@ -64,46 +91,52 @@ class Answer(Header):
 class Request(Answer):
     """What a site is asked to do."""
 
-    spec: str
+    records = frozenset({"header", "vectors", "buffers"})
+    spec: Word
     """The digest of what server and sites have agreed on."""
-    merged: Annotated[int, Field(strict=True, ge=-1)] = -1
+    merged: Annotated[int, Field(strict=True, ge=-1, le=2**53)] = -1
     """The last round of which the server merged this client's upload, −1 if none."""
+    restarts: Whole = 0
+    """How often the server has gone back to an earlier state."""
+    oldest: Whole = 0
+    """After how many rounds the oldest state was to which the server may still go back."""
     attempt: Whole = 0
-    kept: dict[str, str] = {}
+    kept: Annotated[dict[Word, Digest | Literal[""]], Field(max_length=100)] = {}
     """The digests of vectors that are sent once; "" where one still has its initial value."""
 
 
 class TrainReply(Answer):
     """What a site says about its round."""
 
+    records = Request.records
     samples: Whole
     loss: Number
     drift: Square
     squared_displacement: Square
     gradient_evaluations: Whole
-    kept: tuple[str, ...] = ()
+    kept: Annotated[tuple[Digest, ...], Field(max_length=100)] = ()
     """The digests of the vectors sent once that are on its disk."""
 
 
 class EvaluateReply(Answer):
     """Loss and metrics on a site's own data, as the local engine records them."""
 
-    metrics: dict[str, Number]
+    metrics: Annotated[dict[Word, Number], Field(max_length=200)]
 
 
 class SampleForm(Header):
     """What one sample looks like to the model."""
 
     input_shape: Shape
-    input_dtype: str
+    input_dtype: Word
     target_shape: Shape
-    target_dtype: str
+    target_dtype: Word
 
 
 class SiteDescription(SampleForm):
     """What a site says about itself before a run begins."""
 
-    name: str
+    name: SiteName
     samples: SampleCount
 
 
@@ -119,10 +152,14 @@ def read_header(kind: type[HeaderKind], message: RecordDict) -> HeaderKind:
     text = record.get("json") if isinstance(record, ConfigRecord) else None
     if not isinstance(text, str):
         raise FlatfedError("message: it has no header; it is not one of flatfed's")
+    if len(text) > MOST_HEADER:
+        raise FlatfedError(f"message: a header of {len(text)} characters, at most {MOST_HEADER} are possible")
+    if extra := set(message) - kind.records:
+        raise FlatfedError(f"message: it has records that do not belong, such as {shown(min(extra))}")
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
-        raise FlatfedError(f"message: {one_line(error, kind.model_fields)}") from None
+        raise FlatfedError(plain(f"message: {one_line(error, kind.model_fields)}")) from None
 
 
 def array_record(message: RecordDict, name: str) -> Mapping[str, Array]:
@@ -171,8 +208,8 @@ def unpack(
         array = arrays[name]
         if (array.stype, array.dtype, tuple(array.shape)) != (RAW, dtype_name(dtype), shape):
             raise FlatfedError(
-                f"{name}: {array.dtype} {list(array.shape)} ({shown(array.stype)}) where {dtype_name(dtype)} "
-                f"{list(shape)} belongs"
+                f"{name}: {plain(array.dtype, 20)} {shown(list(array.shape))} ({shown(array.stype)}) where "
+                f"{dtype_name(dtype)} {list(shape)} belongs"
             )
         size = torch.Size(shape).numel()
         if len(array.data) != size * dtype.itemsize:
@@ -198,15 +235,23 @@ def decode_payloads(
     _check_names(payloads, algorithm.uploads)
     decoded = {}
     for key in algorithm.uploads:
-        if payloads[key].stype != PAYLOAD:
-            raise FlatfedError(f"{key}: {shown(payloads[key].stype)} where a payload belongs")
+        array = payloads[key]
+        if array.stype != PAYLOAD:
+            raise FlatfedError(f"{key}: {shown(array.stype)} where a payload belongs")
+        if (array.dtype, tuple(array.shape)) != ("uint8", (len(array.data),)):
+            raise FlatfedError(
+                f"{key}: {plain(array.dtype, 20)} {shown(list(array.shape))} with {len(array.data)} bytes "
+                "where uint8 belongs; it was cut or damaged"
+            )
         compress = algorithm.compress if key in algorithm.compressed else Compressor()
         size = dimensions.length(Vector(key, algorithm.declared_uploads[key].size))
+        if len(array.data) > WIDEST * size + MARGIN:
+            raise FlatfedError(f"{key}: {len(array.data)} bytes for {size} numbers; it was forged")
         try:
-            decoded[key] = compress.decode(payloads[key].data, size, dtype)
-        except (ValueError, IndexError, RuntimeError) as error:
+            decoded[key] = compress.decode(array.data, size, dtype)
+        except Exception as error:
             # Whatever a forged payload does to a decoder must not stop the others' round.
-            raise FlatfedError(f"{key}: {error}") from None
+            raise FlatfedError(f"{key}: {plain(str(error))}") from None
         # A scale that is finite on the wire may not be in the model's own precision.
         if not all_finite(decoded[key]):
             raise FlatfedError(f"{key}: it holds numbers that are not finite in {dtype_name(dtype)}")
@@ -215,6 +260,8 @@ def decode_payloads(
 
 def _check_names(arrays: Mapping[str, Array], expected: Iterable[str]) -> None:
     if set(arrays) != set(expected):
+        if len(arrays) > 1000:
+            raise FlatfedError(f"vectors: {len(arrays)} of them; there should be fewer")
         raise FlatfedError(f"vectors: {shown(sorted(arrays))} where {shown(sorted(expected))} belong")
 
 

@@ -65,11 +65,13 @@ def cell(
         return TableCell("–")
     if isinstance(value, str):
         return TableCell(value, value)
-    if isinstance(value, Spread) and value.deviation:
-        return TableCell(value.text(digits, scale) + more, value.mean * scale)
+    mean = scale * (value.mean if isinstance(value, Spread) else value)
+    if abs(mean) >= 1e15:
+        return TableCell(f"{mean:.4g}{more}", mean)
     # Where all seeds agree, "± 0" says nothing.
-    mean = value.mean if isinstance(value, Spread) else value
-    return TableCell(f"{mean * scale:,.{digits}f}{more}", mean * scale)
+    if isinstance(value, Spread) and value.deviation:
+        return TableCell(value.text(digits, scale) + more, mean)
+    return TableCell(f"{mean:,.{digits}f}{more}", mean)
 
 
 def percent(value: Spread | None) -> TableCell:

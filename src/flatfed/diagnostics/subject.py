@@ -300,9 +300,16 @@ def inspect_folder(folder: Path) -> Iterator[Subject]:
                 f"{folder}: its checkpoint was made with other data or by another version of flatfed; "
                 "use that version or run it again"
             )
-        existing.checkpoints.load_clients(engine.clients)
         state = TrainingState(checkpoint.server, checkpoint.buffers, checkpoint.round)
+        first = TrainingState.initial(engine.plan, task.model)
+        if _forms(state.server) != _forms(first.server) or _forms(state.buffers) != _forms(first.buffers):
+            raise FlatfedError(f"{existing.checkpoints.server_path}: of another model or algorithm")
+        existing.checkpoints.load_clients(engine.clients)
         yield _subject(task, execution, engine, state, engine.clients)
+
+
+def _forms(tensors: State) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (value.shape, value.dtype) for name, value in tensors.items()}
 
 
 def _subject(

@@ -1,6 +1,8 @@
 """Settings that decide where and how a training runs, but none of its numbers."""
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from flatfed.core.settings import CheckedModel
 from flatfed.core.types import Count, NonNegative
@@ -13,7 +15,7 @@ class Execution(CheckedModel):
     """Clients are trained on this machine or by a Ray cluster."""
     ray_address: str | None = None
     """The Ray cluster to join, "auto" to look for one, "local" (or none) to start one on this machine."""
-    workers: Count | None = None
+    workers: Annotated[Count, Field(le=1024)] | None = None
     """Workers, several in processes of their own; one per core unless given."""
     device: str = "cpu"
     """Where models are trained. Other kinds of devices round differently: a run stays on its kind."""

@@ -146,7 +146,8 @@ def plan_from_shape(
     device: str,
 ) -> Plan:
     """The plan of a server whose clients train elsewhere, one by one, on data that it never sees."""
-    layout, outputs = check_model(model), _try_without_numbers(model, shape, loss)
+    layout = check_model(model)
+    outputs, edits_inputs = _try_without_numbers(model, shape, loss)
     if outputs is None and _needs_classes(algorithm):
         raise FlatfedError(
             f"algorithm: {algorithm.name} makes up samples of every class, but how many classes there are "
@@ -156,17 +157,17 @@ def plan_from_shape(
     _check_shape(algorithm, shape, None if outputs is None else classes)
     common = algorithm, loss, training, metrics, layout
     dimensions = Dimensions(layout.size, shape.inputs, classes)
-    # It cannot be tried here, and a model that has none of these habits is the same without them.
-    habits = True, True, True
+    # It cannot be tried here, and routing the draws of a model that has none changes nothing.
+    habits = True, True, edits_inputs
     reason = "clients train where their data are"
     return Plan(*common, dimensions, population, usable_device(device), *habits, "client", reason)
 
 
 @torch.no_grad()
-def _try_without_numbers(model: nn.Module, shape: SampleShape, loss: Loss) -> Any:
-    """The outputs for two samples, of which torch works out only the shapes; None if that is not possible.
+def _try_without_numbers(model: nn.Module, shape: SampleShape, loss: Loss) -> tuple[Any, bool]:
+    """The outputs for two samples, of which torch works out only the shapes, and whether inputs are edited.
 
-    Then the clients, who have numbers, are the first to try the model.
+    The outputs are None if that is not possible. Then the clients, who have numbers, are the first to try.
     """
     outputs = None
     try:
@@ -179,7 +180,7 @@ def _try_without_numbers(model: nn.Module, shape: SampleShape, loss: Loss) -> An
         # Torch names the device where an operation needs numbers, or meets a tensor that has some.
         if not isinstance(error, NotImplementedError) and "meta" not in str(error):
             raise FlatfedError(f"model: it cannot be trained on {shape}: {first_line(error)}") from error
-    return outputs
+    return outputs, outputs is None or inputs._version > 0
 
 
 def usable_device(name: str) -> torch.device:

@@ -308,10 +308,12 @@ class RayEngine:
         return self._threads.evaluate(snapshot, samples)
 
     def close(self) -> None:
-        self._remote.close()
-        if self._connected:
-            ray.shutdown()
-        self._threads.close()
+        try:
+            self._remote.close()
+            if self._connected:
+                ray.shutdown()
+        finally:
+            self._threads.close()
 
 
 def _connect(address: str | None) -> bool:

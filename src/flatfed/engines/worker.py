@@ -99,17 +99,23 @@ class Evaluator:
         self.bound.bind(snapshot.model)
         load_buffers(self.bound.module, snapshot.buffers)
         self.bound.module.eval()
-        with torch.no_grad(), random.routed(self.plan.evaluation_generator()):
-            outputs = self.bound.module(self.transform.evaluate(inputs))
-            values = {"loss": self.plan.loss(outputs, targets)}
-            for name, metric in self.plan.metrics.items():
-                values[name] = metric(outputs, targets)
-        numbers = []
-        for name, value in values.items():
-            number = torch.as_tensor(value)
-            if number.numel() != 1:
-                raise FlatfedError(f"metrics[{name!r}]: it must return one number, not {shown(value)}")
-            numbers.append(number.double().cpu().reshape(()))
+        numbers, what = [], "model"
+        try:
+            with torch.no_grad(), random.routed(self.plan.evaluation_generator()):
+                outputs = self.bound.module(self.transform.evaluate(inputs))
+                for what, function in {"loss": self.plan.loss, **self.plan.metrics}.items():
+                    value = function(outputs, targets)
+                    number = torch.as_tensor(value)
+                    if number.numel() != 1:
+                        raise FlatfedError(f"{what}: it must return one number, not {shown(value)}")
+                    numbers.append(number.double().cpu().reshape(()))
+        except FlatfedError:
+            raise
+        except Exception as error:
+            # Whatever a user's functions raise, say which; the cause stays attached.
+            raise FlatfedError(
+                f"{what}: it cannot be evaluated on {len(inputs)} samples ({first_line(error)})"
+            ) from error
         return torch.stack(numbers)
 
 

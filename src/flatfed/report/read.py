@@ -49,25 +49,29 @@ class RunRecord:
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """The run folders among and directly below the paths, each once."""
+    """The run folders among and directly below the paths, each once; a path without any stands for itself."""
     runs: dict[Path, Path] = {}
     for path in paths:
-        if not path.is_dir():
-            raise FlatfedError(f"{path}: no such run folder")
-        inside = [path]
-        if not os.path.lexists(path / "config.json"):
-            inside = sorted(child for child in path.iterdir() if os.path.lexists(child / "config.json"))
-            if not inside:
-                raise FlatfedError(
-                    f"{path}: not a run folder, and there is none in it; give folders that flatfed run "
-                    "or compare has made"
-                )
+        try:
+            if not path.is_dir():
+                raise FlatfedError(f"{path}: no such run folder")
+            inside = [path]
+            if not os.path.lexists(path / "config.json"):
+                children = sorted(path.iterdir())
+                inside = [child for child in children if os.path.lexists(child / "config.json")] or [path]
+        except OSError as error:
+            raise FlatfedError(f"{path}: cannot be read ({error.strerror})") from None
         runs |= {run.resolve(): run for run in inside}
     return list(runs.values())
 
 
 def read_run(path: Path) -> RunRecord:
     folder, notes = RunFolder(path), list[str]()
+    if not os.path.lexists(path / "config.json"):
+        raise FlatfedError(
+            f"{path}: not a run folder, and there is none in it; give folders that flatfed run or compare "
+            "has made"
+        )
     config = read_plain(path / "config.json", notes)
     for table in ("algorithm", "training"):
         if not isinstance(config, dict) or not isinstance(config.get(table), dict):

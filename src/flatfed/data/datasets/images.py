@@ -18,7 +18,6 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -67,11 +66,13 @@ def load_image_folder(
     augmentation: Augmentation = "none",
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
-    channels: Literal[1, 3] = 3,
+    channels: int = 3,
 ) -> TrainTest:
     """Load a folder of images as uint8 [samples, channels, height, width]."""
     if folder is None:
         raise FlatfedError("image_folder: folder is missing; give the folder that holds train/ and test/")
+    if channels not in (1, 3):
+        raise FlatfedError(f"channels = {channels}: give 3 for colour or 1 for grey")
     root = root_folder(folder)
     names = [path.name for path in class_folders(root / "train")]
     if not names:

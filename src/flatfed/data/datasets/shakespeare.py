@@ -46,7 +46,7 @@ SHAKESPEARE = DatasetInfo(
     downloads=archive("https://www.ibiblio.org/bosak/xml/eg/shaks200.zip", None, 2_200_000, "*.xml"),
 )
 
-NumberOrAll = Annotated[int, Field(ge=0)]  # 0: all
+NumberOrAll = Annotated[int, Field(ge=0, le=10**9)]  # 0: all
 # Samples are bytes [n, 81]: 80 characters and the one after them. Training and test samples by role.
 Roles = dict[str, tuple[Bytes, Bytes]]
 
