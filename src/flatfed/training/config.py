@@ -37,7 +37,7 @@ from torch import from_numpy, nn
 from flatfed.algorithms import build
 from flatfed.core import random
 from flatfed.core.algorithm import Algorithm
-from flatfed.core.errors import FlatfedError, check_choice, did_you_mean, one_line
+from flatfed.core.errors import FlatfedError, check_choice, did_you_mean, one_line, shown
 from flatfed.core.files import parse_toml, read_toml
 from flatfed.core.part import SLOTS
 from flatfed.core.settings import CheckedModel, Training
@@ -51,6 +51,7 @@ from flatfed.engines.execution import Execution
 from flatfed.models import MODELS
 from flatfed.training.task import Task
 
+DEEPEST = 100
 Named = Annotated[dict[str, Any], Field(min_length=1)]
 
 
@@ -231,12 +232,16 @@ def _loaded(name: str, options: str) -> TrainTest:
     return DATASETS[name](**json.loads(options))
 
 
-def _copied(value: Any, field: str = "") -> Any:
+def _copied(value: Any, field: str = "", depth: int = 0) -> Any:
     """A copy of nested tables, which may hold what JSON can say."""
+    if depth > DEEPEST:
+        raise FlatfedError(f"{shown(field)}: nested too deeply; no setting has so many tables in each other")
     if isinstance(value, Mapping):
-        return {str(key): _copied(item, f"{field}.{key}".lstrip(".")) for key, item in value.items()}
+        return {
+            str(key): _copied(item, f"{field}.{key}".lstrip("."), depth + 1) for key, item in value.items()
+        }
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_copied(item, field) for item in value]
+        return [_copied(item, field, depth + 1) for item in value]
     if value is None or isinstance(value, str | int | float):
         return value
     raise FlatfedError(
@@ -256,12 +261,12 @@ def with_assignments(values: Mapping[str, Any], assignments: Sequence[str]) -> d
         except FlatfedError:
             value = text.strip()
         *tables, last = key.strip().split(".")
-        place = changed
+        value, place = _copied(value, key.strip(), depth=len(tables)), changed
         for table in tables:
             if isinstance(place.get(table), str):
                 place[table] = {"part" if table in SLOTS else "name": place[table]}
             place = place.setdefault(table, {})
             if not isinstance(place, dict):
                 raise FlatfedError(f"--set {assignment}: {table} is not a table")
-        place[last] = _copied(value, key.strip())
+        place[last] = value
     return changed
