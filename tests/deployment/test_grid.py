@@ -412,7 +412,7 @@ def test_a_payload_beyond_the_models_precision_is_refused():
     algorithm = ff.build({"name": "fedavg", "compress": {"part": "sign"}})
     payload = algorithm.compress.encode(torch.full((8,), 1e30), torch.Generator())
     record = pack_payloads({"displacement": payload})
-    with pytest.raises(ff.FlatfedError, match=r"^displacement: .* not finite in float16"):
+    with pytest.raises(ff.FlatfedError, match=r"^displacement: .* numbers beyond torch.float16"):
         decode_payloads(record, algorithm, Dimensions(8, (4,)), torch.float16)
 
 
@@ -658,9 +658,9 @@ def test_after_the_last_attempt_the_run_stops_and_can_go_on(tmp_path):
     assert_same_bits(local(deployment), deployment.serve())
 
 
-@pytest.mark.parametrize("lr", [1e120, 1e200])
-def test_divergence_at_every_site_is_told_as_such(lr, tmp_path):
-    deployment = Deployment(tmp_path, ff.fedavg(), lr=lr)
+@pytest.mark.parametrize("steps", [8, 30])
+def test_divergence_at_every_site_is_told_as_such(steps, tmp_path):
+    deployment = Deployment(tmp_path, ff.fedavg(), lr=3e38, local_steps=steps)
     names = ", ".join(NAMES[client] for client in deployment.members(0))
     with pytest.raises(ff.DivergedError, match=f"^round 1: training diverged at {names}; lower lr "):
         deployment.serve()
@@ -675,7 +675,7 @@ def test_divergence_of_buffers_alone_is_told_as_such(tmp_path):
 
 
 def test_sites_that_are_missing_have_not_diverged(tmp_path):
-    deployment = Deployment(tmp_path, ff.fedavg(), lr=1e200, attempts=2)
+    deployment = Deployment(tmp_path, ff.fedavg(), lr=3e38, local_steps=30, attempts=2)
     only(deployment, deployment.members(0)[0], 0, lambda reply: None)
     with pytest.raises(ff.FlatfedError, match=r"^minimum_clients = 1: round 1 had 0 valid uploads"):
         deployment.serve()

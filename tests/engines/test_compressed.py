@@ -323,7 +323,7 @@ def test_unbiased_noise_shrinks_with_the_rate():
         ({"compress": "momentum"}, "algorithm.compress.part = 'momentum': unknown"),
         ({"compress": "error_feedback"}, "algorithm.compress.error_feedback.of: missing"),
         ({"compress": {"part": "error_feedback", "of": "tpo_k"}}, "algorithm.compress.of.part = 'tpo_k': "),
-        ({"compress": {"part": "error_feedback", "of": 3}}, "algorithm.compress.of.part = None: "),
+        ({"compress": {"part": "error_feedback", "of": 3}}, "algorithm.compress.of = 3: give the name of a part"),
         (
             {"compress": {"part": "error_feedback", "of": {"part": "top_k", "ratio": 2}}},
             "algorithm.compress.of.top_k.ratio = 2: ",
@@ -349,7 +349,7 @@ def test_bad_values_are_one_clear_line(wire, complaint):
 
 
 @both_paths
-@pytest.mark.parametrize("lr", [1e40, 1e308], ids=str)
+@pytest.mark.parametrize("lr", [2e38, 3.4e38], ids=str)
 def test_an_upload_that_cannot_travel_is_divergence(path, lr):
     with pytest.raises(ff.DivergedError, match="lower lr"):
         run(compressed("fedavg", Quantize(8)), lr=lr, rounds=2, path=path)
