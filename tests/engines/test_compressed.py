@@ -323,7 +323,10 @@ def test_unbiased_noise_shrinks_with_the_rate():
         ({"compress": "momentum"}, "algorithm.compress.part = 'momentum': unknown"),
         ({"compress": "error_feedback"}, "algorithm.compress.error_feedback.of: missing"),
         ({"compress": {"part": "error_feedback", "of": "tpo_k"}}, "algorithm.compress.of.part = 'tpo_k': "),
-        ({"compress": {"part": "error_feedback", "of": 3}}, "algorithm.compress.of = 3: give the name of a part"),
+        (
+            {"compress": {"part": "error_feedback", "of": 3}},
+            "algorithm.compress.of = 3: give the name of a part",
+        ),
         (
             {"compress": {"part": "error_feedback", "of": {"part": "top_k", "ratio": 2}}},
             "algorithm.compress.of.top_k.ratio = 2: ",

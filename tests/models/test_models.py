@@ -232,8 +232,8 @@ def test_the_imagenet_stem_starts_from_hes_distribution():
         ("vit_base", (80,), {}, r"^input_shape = \[80\]: this model takes images"),
         ("feddyn_cnn", (1, 8, 8), {}, r"^input_shape = \[1, 8, 8\]: the images are too small"),
         ("char_lstm", (1, 8, 8), {}, r"^input_shape = \[1, 8, 8\]: char_lstm takes sequences"),
-        ("resnet18", CIFAR, {"stem": "cifra"}, r"^stem = 'cifra': unknown; did you mean 'cifar'\?"),
-        ("resnet18", CIFAR, {"norm": "layer"}, r"^norm = 'layer': unknown; choose from: batch, group"),
+        ("resnet18", CIFAR, {"stem": "cifra"}, r"^stem = 'cifra': input should be 'cifar' or 'imagenet'"),
+        ("resnet18", CIFAR, {"norm": "layer"}, r"^norm = 'layer': input should be 'group' or 'batch'"),
     ],
 )
 def test_impossible_models_are_refused_in_one_line(name, input_shape, options, message):
