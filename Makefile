@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint format docs fuzz benchmark-check clean
+.PHONY: demo test test-slow lint format docs fuzz benchmark-check clean
 
 demo: .venv/installed
 	$(BIN)/flatfed demo
@@ -10,6 +10,10 @@ demo: .venv/installed
 # A file of tests per core at a time.
 test: lint
 	$(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+
+# Hostile sites and going back, in a real deployment.
+test-slow: .venv/installed
+	$(BIN)/pytest -m slow
 
 lint: .venv/installed
 	$(BIN)/ruff check

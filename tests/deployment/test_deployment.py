@@ -138,6 +138,7 @@ client = Hostile()
 """What makes one site send uploads of 1e30, and another one errors that clear the server's screen."""
 
 
+@pytest.mark.slow
 def test_a_hostile_site_is_refused_and_no_longer_asked(federation):
     config = federation.configure('[algorithm]\nname = "fedmoswa"', 2, minimum_clients=3, max_refusals=1)
     app = federation.folder / "my-federation" / "my_federation" / "app.py"
@@ -157,6 +158,7 @@ def test_a_hostile_site_is_refused_and_no_longer_asked(federation):
     assert r"error 7: \x1b[2Jgone ERROR all is lost" in log and "\x1b[2J" not in log
 
 
+@pytest.mark.slow
 def test_the_operator_goes_back_to_an_earlier_state(federation):
     """To that after the first round of the run before, from where the site takes part again."""
     run = federation.folder / "runs" / "hostile"

@@ -27,7 +27,7 @@ from flatfed.cli import app
 SECONDS, BYTES = 10, 2 * 2**30
 ALARM = signal.SIGRTMIN + 1
 """A signal that neither fuzzers nor flatfed use."""
-SOME = settings(max_examples=40, suppress_health_check=list(HealthCheck))
+SOME = settings(max_examples=20, suppress_health_check=list(HealthCheck))
 """As many examples as `make test` has time for; tests/fuzz/nightly.py goes on for as long as it is told."""
 
 
