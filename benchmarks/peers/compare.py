@@ -57,7 +57,7 @@ def python_of(environment: str, root: Path) -> str:
 
 
 def start(python: str, program: str, arguments: list[str]) -> subprocess.Popen[str]:
-    quiet = {"PYTHONWARNINGS": "ignore", "OMP_WAIT_POLICY": "passive"}
+    quiet = {"PYTHONWARNINGS": "ignore"}
     return subprocess.Popen(
         [python, str(HERE / program), *arguments],
         stdout=subprocess.PIPE,
