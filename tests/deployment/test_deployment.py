@@ -99,6 +99,7 @@ def test_a_killed_server_and_a_restarted_site_go_on(federation):
     assert_same(run, laptop(config))
 
 
+@pytest.mark.slow
 def test_server_side_work_and_vectors_sent_once(federation):
     """FedSynSAM, over two of the sites that are connected."""
     algorithm = (
