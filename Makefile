@@ -11,7 +11,7 @@ demo: .venv/installed
 test: lint
 	$(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
-# Server-side work, hostile sites and going back, in a real deployment.
+# Signals, kills and disk faults; hostile sites and going back in a real deployment.
 test-slow: .venv/installed
 	$(BIN)/pytest -m slow
 

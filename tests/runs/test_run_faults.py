@@ -26,6 +26,8 @@ from flatfed.cli import app
 from flatfed.engines.threads import single_threaded
 from flatfed.runs import environment, lock
 
+pytestmark = pytest.mark.slow
+
 ROUNDS = 6
 
 
