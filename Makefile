@@ -11,7 +11,7 @@ demo: .venv/installed
 test: lint
 	$(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
-# Signals, kills and disk faults; hostile sites and going back in a real deployment.
+# Server-side work, hostile sites and going back, in a real deployment: several minutes.
 test-slow: .venv/installed
 	$(BIN)/pytest -m slow
 

@@ -26,8 +26,6 @@ from flatfed.cli import app
 from flatfed.engines.threads import single_threaded
 from flatfed.runs import environment, lock
 
-pytestmark = pytest.mark.slow
-
 ROUNDS = 6
 
 

@@ -194,11 +194,11 @@ def _check_factors(affines: Iterable[Affine], context: ClientContext, training: 
             )
 
 
-def _misfit(name: str, found: Tensor, expected: Tensor) -> ImpossibleComposition:
+def _misfit(name: str, returned: Tensor, expected: Tensor) -> ImpossibleComposition:
     """A vector of another shape would be broadcast, which nobody would notice."""
     return ImpossibleComposition(
-        f"{name}: {list(found.shape)} {found.dtype} was handed back where {list(expected.shape)} "
-        f"{expected.dtype} belongs; mend the part"
+        f"{name}: {list(returned.shape)} {returned.dtype} was returned where {list(expected.shape)} "
+        f"{expected.dtype} belongs; correct the part"
     )
 
 

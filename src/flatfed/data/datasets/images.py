@@ -234,8 +234,8 @@ def read_pictures(
 
 
 def _check_size(path: Path, width_and_height: tuple[int, ...], size: tuple[int, int] | None) -> None:
-    found = list(width_and_height[::-1])
-    if size is not None and found != list(size):
+    pixels = list(width_and_height[::-1])
+    if size is not None and pixels != list(size):
         raise FlatfedError(
-            f"{path}: {found} pixels where {list(size)} are expected; make all images one size"
+            f"{path}: {pixels} pixels where {list(size)} are expected; make all images one size"
         )
