@@ -90,7 +90,7 @@ def test_a_vector_of_another_shape_is_refused(kind, how):
     part: Part = type(kind.__name__, (kind,), {"how": how})()
     algorithm = composed(part)
     server, clients = first_server(algorithm), first_clients(algorithm)
-    with pytest.raises(ImpossibleComposition, match=r"was handed back where .* belongs"):
+    with pytest.raises(ImpossibleComposition, match=r"was returned where .* belongs"):
         small_round(algorithm, server, clients, 0, TRAINING)
 
 
@@ -98,7 +98,7 @@ def test_a_vector_of_another_shape_is_refused(kind, how):
 def test_a_vector_of_another_precision_is_refused(kind):
     part: Part = type(kind.__name__, (kind,), {"how": "single"})()
     algorithm = composed(part)
-    with pytest.raises(ImpossibleComposition, match=r"torch.float32 was handed back where .* torch.float64"):
+    with pytest.raises(ImpossibleComposition, match=r"torch.float32 was returned where .* torch.float64"):
         small_round(algorithm, first_server(algorithm), first_clients(algorithm), 0, TRAINING)
 
 
