@@ -1,4 +1,4 @@
-"""Writes one page per algorithm, and the page of all deviations, from the algorithms' docstrings.
+"""Writes one page per algorithm, the page of all deviations, and the catalog that `flatfed list` prints.
 
 `python docs/generate.py` writes them; the tests check that none is missing or out of date.
 """
@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import inspect
+import json
 from pathlib import Path
 
 from flatfed.algorithms import ALGORITHMS, equations
+from flatfed.algorithms.registry import FAMILIES, facts
 
-FOLDER = Path(__file__).parent
+ROOT = Path(__file__).parents[1]
 
 
 def title(name: str) -> str:
@@ -20,15 +22,14 @@ def title(name: str) -> str:
 def page(name: str) -> str:
     text = equations(name)
     heading, _, body = text.partition("\n")
-    algorithm = ALGORITHMS[name]()
-    down = [f"{key} (once)" if key in algorithm.sent_once else key for key in algorithm.broadcast]
+    known = facts(name)
     rows = [
-        ("gradients per local step", str(algorithm.gradient_evaluations)),
-        ("passes over a client's data per round", str(algorithm.full_gradients)),
-        ("down", ", ".join(down)),
-        ("up", ", ".join(algorithm.uploads)),
-        ("the server keeps", ", ".join(["model", *(vector.name for vector in algorithm.server_vectors)])),
-        ("a client keeps", ", ".join(vector.name for vector in algorithm.client_vectors) or "nothing"),
+        ("gradients per local step", str(known["gradients_per_step"])),
+        ("passes over a client's data per round", str(known["passes_per_round"])),
+        ("down", ", ".join([*known["down"], *(f"{key} (once)" for key in known["down_once"])])),
+        ("up", ", ".join(known["up"])),
+        ("the server keeps", ", ".join(known["server_keeps"])),
+        ("a client keeps", ", ".join(known["client_keeps"]) or "nothing"),
     ]
     options = [
         f"| `{option}` | `{parameter.default!r}` |"
@@ -77,13 +78,26 @@ def deviations() -> str:
     return "\n".join([*lines, ""])
 
 
+def catalog() -> str:
+    order = list(reversed(FAMILIES.values()))
+    known = {name: facts(name) for name in sorted(ALGORITHMS)}
+    by_family = sorted(known.items(), key=lambda item: order.index(item[1]["family"]))
+    return json.dumps(dict(by_family), indent=1, ensure_ascii=False) + "\n"
+
+
 def pages() -> dict[Path, str]:
-    """Every generated page by its path below docs/."""
-    written = {Path("algorithms") / f"{name}.md": page(name) for name in ALGORITHMS}
-    return {**written, Path("algorithms/README.md"): index(), Path("deviations.md"): deviations()}
+    """Every generated file by its path below the project's folder."""
+    docs = Path("docs")
+    written = {docs / "algorithms" / f"{name}.md": page(name) for name in ALGORITHMS}
+    return {
+        **written,
+        docs / "algorithms" / "README.md": index(),
+        docs / "deviations.md": deviations(),
+        Path("src/flatfed/algorithms/catalog.json"): catalog(),
+    }
 
 
 if __name__ == "__main__":
     for path, text in pages().items():
-        (FOLDER / path).parent.mkdir(exist_ok=True)
-        (FOLDER / path).write_text(text)
+        (ROOT / path).parent.mkdir(exist_ok=True)
+        (ROOT / path).write_text(text)

@@ -7,19 +7,21 @@
 Every algorithm of `flatfed list` is a function here; `ff.Algorithm` with `ff.parts` composes new ones.
 """
 
-from collections.abc import Callable
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from flatfed import diagnostics, parts
-from flatfed.algorithms import ALGORITHMS, build
-from flatfed.core.algorithm import Algorithm
-from flatfed.core.errors import DivergedError, FlatfedError, FlatfedWarning
-from flatfed.core.settings import Training
-from flatfed.data.federation import Federation
-from flatfed.engines.execution import Execution
-from flatfed.runs.train import Run, train
-from flatfed.training.callbacks import TensorBoard
-from flatfed.training.loop import Progress
-from flatfed.training.task import Task, accuracy
+if TYPE_CHECKING:
+    from flatfed import diagnostics, parts
+    from flatfed.algorithms import ALGORITHMS, build
+    from flatfed.core.algorithm import Algorithm
+    from flatfed.core.errors import DivergedError, FlatfedError, FlatfedWarning
+    from flatfed.core.settings import Training
+    from flatfed.data.federation import Federation
+    from flatfed.engines.execution import Execution
+    from flatfed.runs.train import Run, train
+    from flatfed.training.callbacks import TensorBoard
+    from flatfed.training.loop import Progress
+    from flatfed.training.task import Task, accuracy
 
 __version__ = "0.1.0"
 
@@ -43,12 +45,33 @@ __all__ = [
     "train",
 ]
 
+# Imported when first used: torch takes a second, and the command line prints its help without it.
+_MODULES = {
+    "algorithms": ("ALGORITHMS", "build"),
+    "core.algorithm": ("Algorithm",),
+    "core.errors": ("DivergedError", "FlatfedError", "FlatfedWarning"),
+    "core.settings": ("Training",),
+    "data.federation": ("Federation",),
+    "engines.execution": ("Execution",),
+    "runs.train": ("Run", "train"),
+    "training.callbacks": ("TensorBoard",),
+    "training.loop": ("Progress",),
+    "training.task": ("Task", "accuracy"),
+}
 
-def __getattr__(name: str) -> Callable[..., Algorithm]:
-    if name in ALGORITHMS:
-        return ALGORITHMS[name]
+
+def __getattr__(name: str) -> Any:
+    if name in {"diagnostics", "parts"}:
+        return importlib.import_module(f"flatfed.{name}")
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"flatfed.{module}"), name)
+    if not name.startswith("_"):
+        algorithms = importlib.import_module("flatfed.algorithms").ALGORITHMS
+        if name in algorithms:
+            return algorithms[name]
     raise AttributeError(f"module 'flatfed' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *ALGORITHMS])
+    return sorted([*__all__, *importlib.import_module("flatfed.algorithms").ALGORITHMS])

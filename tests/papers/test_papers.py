@@ -418,7 +418,7 @@ def test_the_command_runs_a_table_at_small_scale(table, folder, monkeypatch):
     def picked(*arguments):
         return [cell for cell in chosen_cells(*arguments) if (cell.block, cell.label) in planned]
 
-    monkeypatch.setattr(cli.reproduce, "chosen_cells", picked)
+    monkeypatch.setattr("flatfed.papers.reproduce.chosen_cells", picked)
     # Cells that several tables have in common are run once.
     arguments = ["reproduce", table, "--scale", "small", "--seeds", "1", "--runs", str(folder / "runs")]
     done = CliRunner().invoke(cli.app, arguments)

@@ -15,8 +15,8 @@ from pydantic import ConfigDict, ValidationError, validate_call
 
 from flatfed import parts
 from flatfed.core.algorithm import TRANSPORT, Algorithm, ImpossibleComposition
-from flatfed.core.errors import FlatfedError, did_you_mean, one_line, shown
-from flatfed.core.part import NEUTRAL, SLOTS, Part, part_name
+from flatfed.core.errors import FlatfedError, did_you_mean, match_name, one_line, shown
+from flatfed.core.part import NEUTRAL, SLOTS, Part, describe_part, part_name
 from flatfed.core.types import plain
 
 Options = ParamSpec("Options")
@@ -50,6 +50,42 @@ def register(make: Callable[Options, Algorithm]) -> Callable[Options, Algorithm]
 def equations(name: str) -> str:
     """The docstring of an algorithm's file: equations, limits, deviations."""
     return inspect.cleandoc(sys.modules[ALGORITHMS[name].__module__].__doc__ or "")
+
+
+FAMILIES = {
+    "synthetic": "synthetic data on the server",
+    "gradient": "gradients at a perturbed point",
+    "start": "another starting point",
+    "correct": "corrected and regularised directions",
+    "schedule": "step sizes within a round",
+    "": "averaging and server optimizers",
+}
+"""Algorithms by the first of these slots that they fill."""
+
+
+def facts(name: str) -> dict[str, Any]:
+    """What there is to know about an algorithm with its defaults, as plain data."""
+    algorithm = ALGORITHMS[name]()
+    chosen = [part for part in algorithm.parts if type(part) is not SLOTS[part.slot]]
+    slots = {part.slot for part in chosen}
+    described = [describe_part(part) for part in chosen]
+    return {
+        "family": next(family for slot, family in FAMILIES.items() if slot in slots or not slot),
+        "title": equations(name).splitlines()[0].rstrip("."),
+        "equations": equations(name),
+        "options": algorithm.options,
+        "gradients_per_step": algorithm.gradient_evaluations,
+        "passes_per_round": algorithm.full_gradients,
+        "down": [key for key in algorithm.broadcast if key not in algorithm.sent_once],
+        "down_once": [key for key in algorithm.broadcast if key in algorithm.sent_once],
+        "up": list(algorithm.uploads),
+        "server_keeps": ["model", *(vector.name for vector in algorithm.server_vectors)],
+        "client_keeps": [vector.name for vector in algorithm.client_vectors],
+        "parts": [
+            f"{part['part']}({', '.join(f'{key}={value}' for key, value in part.items() if key != 'part')})"
+            for part in described
+        ],
+    }
 
 
 def parts_by_name(slot: str) -> dict[str, type[Part]]:
@@ -99,15 +135,7 @@ def _composed(make: Callable[..., Algorithm], description: Mapping[str, Any]) ->
 
 
 def build_named(name: str, options: Mapping[str, Any]) -> Algorithm:
-    known = {_plain(algorithm): algorithm for algorithm in ALGORITHMS}
-    if not isinstance(name, str) or _plain(name) not in known:
-        raise FlatfedError(f"algorithm = {shown(name)}: unknown; {did_you_mean(shown(name), ALGORITHMS)}")
-    return ALGORITHMS[known[_plain(name)]](**options)
-
-
-def _plain(name: str) -> str:
-    """FedLESAM-S, fedlesam_s and fedlesams are one name."""
-    return name.lower().replace("-", "").replace("_", "")
+    return ALGORITHMS[match_name("algorithm", name, ALGORITHMS)](**options)
 
 
 def _build_part(slot: str, description: Any, within: str = "") -> Part:

@@ -2,15 +2,11 @@
 
 from typing import Annotated
 
-import torch
 import typer
 from rich.table import Table
 
 from flatfed.cli.terminal import app, command_of, console, round_progress
 from flatfed.core.errors import FlatfedError
-from flatfed.engines.processes import can_fork
-from flatfed.engines.threads import available_cores
-from flatfed.runs.bench import CLIENTS, PARTICIPANTS, WARM_UP, WORKLOADS, Measured, measure
 
 
 @command_of(app, "nothing is kept")
@@ -21,6 +17,12 @@ def bench(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each.")] = 5,
 ) -> None:
     """Measure rounds of five models on this machine, beside a loop written by hand; says what was chosen."""
+    import torch
+
+    from flatfed.engines.processes import can_fork
+    from flatfed.engines.threads import available_cores
+    from flatfed.runs.bench import CLIENTS, PARTICIPANTS, WARM_UP, WORKLOADS, Measured, measure
+
     known = {name.lower(): name for name in WORKLOADS}
     for name in names or []:
         if name.lower() not in known:

@@ -1,8 +1,10 @@
 """Several algorithms on the same data: compare and demo."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.panel import Panel
@@ -22,12 +24,11 @@ from flatfed.cli.terminal import (
     on_ray,
     tell,
 )
-from flatfed.core.algorithm import TRANSPORT
 from flatfed.core.errors import DivergedError, FlatfedError, printable
-from flatfed.runs.compare import DEMO, Contestant, Row, summarise
-from flatfed.runs.files import check_replaceable
-from flatfed.runs.statistics import ClientRow
-from flatfed.training.config import Config, with_assignments
+
+if TYPE_CHECKING:
+    from flatfed.runs.compare import Contestant, Row
+    from flatfed.runs.statistics import ClientRow
 
 
 @command
@@ -38,12 +39,18 @@ def compare_(
     config: Annotated[Path | None, typer.Option(help="A TOML file; the demo's setting if not given.")] = None,
     assignments: Assignments = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 3,
-    target: Annotated[float, typer.Option(min=0, max=1, help="Accuracy to count rounds to.")] = DEMO.target,
+    target: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Accuracy to count rounds to; the demo's if not given.")
+    ] = None,
     runs: Root = RUNS,
     ray_address: RayAddress = None,
     tensorboard: Tracking = None,
 ) -> None:
     """Run several algorithms on the same data, clients and batches."""
+    from flatfed.core.algorithm import TRANSPORT
+    from flatfed.runs.compare import DEMO, Contestant
+    from flatfed.training.config import Config, with_assignments
+
     base = dict(Config.read(config).model_dump(exclude_unset=True)) if config else DEMO.setting
     for assignment in assignments or []:
         table, _, key = assignment.partition("=")[0].strip().partition(".")
@@ -54,16 +61,22 @@ def compare_(
             )
     contestants = [Contestant.parse(text) for text in algorithms]
     setting = with_assignments(base, [*(assignments or []), *on_ray(ray_address)])
+    target = DEMO.target if target is None else target
     run_comparison(setting, contestants, range(seeds), target, runs, tensorboard)
 
 
 @command
 def demo(
     runs: Root = RUNS / "demo",
-    rounds: Annotated[int, typer.Option(help="Rounds of each run.")] = DEMO.setting["training"]["rounds"],
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = DEMO.seeds,
+    rounds: Annotated[int | None, typer.Option(help="Rounds of each run, instead of 100.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds, instead of 3.")] = None,
 ) -> None:
     """Compare FedAvg with the papers' methods on handwritten digits (about a minute)."""
+    from flatfed.runs.compare import DEMO
+    from flatfed.training.config import with_assignments
+
+    seeds = DEMO.seeds if seeds is None else seeds
+    rounds = DEMO.setting["training"]["rounds"] if rounds is None else rounds
     base = with_assignments(DEMO.setting, [f"training.rounds={rounds}"])
     console.print(
         Panel(
@@ -87,6 +100,9 @@ def run_comparison(
     tensorboard: Path | None = None,
 ) -> None:
     """Runs what is missing, prints the table and writes the report."""
+    from flatfed.runs.compare import summarise
+    from flatfed.runs.files import check_replaceable
+
     # Everything is checked before anything runs.
     labelled = [
         (contestant.label, [contestant.config(base, seed) for seed in seeds]) for contestant in contestants

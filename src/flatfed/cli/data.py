@@ -1,10 +1,12 @@
 """The command line for data sets: `flatfed data list | get | check`."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -20,8 +22,10 @@ from rich.table import Table
 
 from flatfed.cli.terminal import app, command_of, console, say, tell
 from flatfed.core.errors import FlatfedError, did_you_mean, printable
-from flatfed.data import download
-from flatfed.data.datasets.catalog import CATALOG, DATASETS, DatasetInfo, root_folder
+
+if TYPE_CHECKING:
+    from flatfed.data.datasets.catalog import DatasetInfo
+    from flatfed.data.download import ReportProgress
 
 data_app = typer.Typer(
     help="List, fetch and check data sets.", no_args_is_help=True, pretty_exceptions_enable=False
@@ -40,6 +44,8 @@ command = command_of(data_app, "no half file is left")
 @command
 def list_(folder: FolderOption = None) -> None:
     """List the data sets and where they are."""
+    from flatfed.data.datasets.catalog import CATALOG, root_folder
+
     table = Table("name", "what it is", "download", "where")
     for name, info in sorted(CATALOG.items()):
         megabytes = sum(file.size for file in info.downloads) / 1e6
@@ -61,6 +67,9 @@ def get(
     force: Annotated[bool, typer.Option(help="Fetch it even if it is there.")] = False,
 ) -> None:
     """Download a data set from where it is published."""
+    from flatfed.data import download
+    from flatfed.data.datasets.catalog import CATALOG
+
     info = CATALOG.get(name)
     located = info.locate(folder) if info else None
     if info and info.origin:
@@ -82,6 +91,8 @@ def check(
     folder: FolderOption = None,
 ) -> None:
     """Load data sets and compare their files with the published checksums or counts."""
+    from flatfed.data.datasets.catalog import CATALOG
+
     with_files = {info.name: info for info in CATALOG.values() if not info.origin}
     if name is not None:
         if name not in with_files:
@@ -104,6 +115,8 @@ def check(
 
 
 def _check(info: DatasetInfo, folder: Path | None) -> None:
+    from flatfed.data.datasets.catalog import DATASETS
+
     located = info.find(folder)
     versions = [options for pattern, options in info.versions.items() if any(located.glob(pattern))]
     for options in versions or [{}]:
@@ -119,7 +132,7 @@ def _check(info: DatasetInfo, folder: Path | None) -> None:
 
 
 @contextmanager
-def _progress() -> Iterator[download.ReportProgress]:
+def _progress() -> Iterator[ReportProgress]:
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Progress("{task.description}", *columns, console=Console(stderr=True)) as progress:
         tasks: dict[str, TaskID] = {}

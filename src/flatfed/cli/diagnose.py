@@ -1,8 +1,10 @@
 """Measuring a run: diagnose."""
 
+from __future__ import annotations
+
 import contextlib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -12,11 +14,9 @@ from rich.text import Text
 
 from flatfed.cli.terminal import app, command_of, console, say, tell
 from flatfed.core.errors import FlatfedError, printable
-from flatfed.diagnostics import DIAGNOSTICS
-from flatfed.diagnostics import diagnose as measure
-from flatfed.diagnostics.registry import cheap_diagnostics, diagnostic_names
-from flatfed.diagnostics.subject import Tick
-from flatfed.training.config import with_assignments
+
+if TYPE_CHECKING:
+    from flatfed.diagnostics.subject import Tick
 
 
 @command_of(app, "finished diagnostics are kept; the same command does the rest")
@@ -35,6 +35,11 @@ def diagnose(
     again: Annotated[bool, typer.Option("--again", help="Measure again what is there already.")] = False,
 ) -> None:
     """Measure flatness, curvature, drift, stability and generalization of a run; without RUN, list them."""
+    from flatfed.diagnostics import DIAGNOSTICS
+    from flatfed.diagnostics import diagnose as measure
+    from flatfed.diagnostics.registry import cheap_diagnostics, diagnostic_names
+    from flatfed.training.config import with_assignments
+
     if folder is None:
         _print_list()
         return
@@ -68,6 +73,9 @@ def diagnose(
 
 
 def _print_list() -> None:
+    from flatfed.diagnostics import DIAGNOSTICS
+    from flatfed.diagnostics.registry import cheap_diagnostics, diagnostic_names
+
     table = Table("name", "what it measures", "options")
     for name in diagnostic_names():
         options = [

@@ -1,17 +1,19 @@
 """The HTML report: report, and the ends of demo, compare and reproduce."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
 from flatfed.cli.terminal import app, command_of, complain, say, tell
-from flatfed.diagnostics.figures import Table
-from flatfed.report import write_report
-from flatfed.runs.compare import LabelledRuns, run_folder
-from flatfed.runs.folder import RunFolder
+
+if TYPE_CHECKING:
+    from flatfed.diagnostics.figures import Table
+    from flatfed.runs.compare import LabelledRuns
 
 
 @command_of(app, "an earlier report is left as it was")
@@ -38,6 +40,9 @@ def end_with_report(
     tables: Sequence[Table] = (),
 ) -> None:
     """Reports on a command's runs, without damaged ones and those that diverged in their first round."""
+    from flatfed.runs.compare import run_folder
+    from flatfed.runs.folder import RunFolder
+
     labels = {run_folder(config, root): label for label, configs in runs for config in configs}
     begun = [folder for folder in labels if folder not in damaged and RunFolder(folder).read_history()]
     if begun:
@@ -45,6 +50,8 @@ def end_with_report(
 
 
 def _write(runs: Sequence[Path], output: Path, **options: Any) -> None:
+    from flatfed.report import write_report
+
     with complain.status("report") as status:
         notes = write_report(runs, output, watch=lambda step: status.update(Text(step)), **options)
     for note in notes:

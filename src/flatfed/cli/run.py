@@ -1,7 +1,9 @@
 """Training what a config file describes: run and resume."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,13 +24,12 @@ from flatfed.cli.terminal import (
     trackers,
 )
 from flatfed.core.errors import FlatfedError
-from flatfed.report.pictures import SyntheticPicture
-from flatfed.runs.compare import LabelledRuns, is_complete, run_folder, run_missing
-from flatfed.runs.files import RunFolderError
-from flatfed.runs.folder import RunFolder
-from flatfed.runs.train import run_config
-from flatfed.training.config import Config, with_assignments
-from flatfed.training.loop import Callback
+
+if TYPE_CHECKING:
+    from flatfed.runs.compare import LabelledRuns
+    from flatfed.runs.folder import RunFolder
+    from flatfed.training.config import Config
+    from flatfed.training.loop import Callback
 
 
 @command
@@ -41,6 +42,9 @@ def run(
     tensorboard: Tracking = None,
 ) -> None:
     """Train what a config file describes."""
+    from flatfed.runs.compare import run_folder
+    from flatfed.training.config import Config
+
     checked = Config.read(config, [*(assignments or []), *on_ray(ray_address)])
     run_in_folder(checked, folder or run_folder(checked, runs), tensorboard)
 
@@ -53,6 +57,9 @@ def resume(
     tensorboard: Tracking = None,
 ) -> None:
     """Go on with an interrupted run, to the same bits as if it had not been interrupted."""
+    from flatfed.runs.folder import RunFolder
+    from flatfed.training.config import Config, with_assignments
+
     values = RunFolder.existing(folder).read_config()
     if "federation" in values:
         raise FlatfedError(f"{folder}: a federation's run; start its Flower app again with the same folder")
@@ -68,6 +75,10 @@ def resume(
 
 def run_in_folder(config: Config, folder: Path, tensorboard: Path | None) -> None:
     """Runs what is missing of a config's rounds and says how it ended."""
+    from flatfed.report.pictures import SyntheticPicture
+    from flatfed.runs.compare import is_complete
+    from flatfed.runs.train import run_config
+
     if is_complete(config, folder):
         tell(f"{folder} is complete: {config.training.rounds} rounds.")
         return
@@ -95,6 +106,9 @@ def run_labelled(
 
     Returns each label's finished runs, and the folders that are damaged.
     """
+    from flatfed.runs.compare import run_missing
+    from flatfed.runs.files import RunFolderError
+
     with round_progress() as progress:
         task = progress.add_task("all runs", total=rounds, note="", unit="rounds")
 

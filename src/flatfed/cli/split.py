@@ -8,10 +8,6 @@ import typer
 
 from flatfed.cli.terminal import console, look, print_facts, tell
 from flatfed.core.errors import printable
-from flatfed.data.partition import PARTITIONS, class_counts, summary
-from flatfed.report.split import check_output, describe, terminal_picture, write_picture
-from flatfed.runs.files import check_replaceable
-from flatfed.training.config import Config, with_assignments
 
 
 @look
@@ -32,6 +28,11 @@ def split(
     output: Annotated[Path | None, typer.Option(help="Also write the picture, as .svg or .html.")] = None,
 ) -> None:
     """Show which client holds how many samples of which class."""
+    from flatfed.data.partition import PARTITIONS, class_counts, summary
+    from flatfed.report.split import check_output, describe, terminal_picture, write_picture
+    from flatfed.runs.files import check_replaceable
+    from flatfed.training.config import Config, with_assignments
+
     if output is not None:
         check_output(output)
         check_replaceable(output)

@@ -1,6 +1,12 @@
-"""What all commands share: the terminal, errors in one line, progress bars."""
+"""What all commands share: the terminal, errors in one line, progress bars.
+
+Commands import the rooms that they need when they run: torch takes a second, and help is printed without it.
+"""
+
+from __future__ import annotations
 
 import functools
+import json
 import os
 import sys
 import warnings
@@ -8,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
 import typer
 from rich.console import Console
@@ -16,11 +22,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
-from flatfed.core.context import TaskStep
 from flatfed.core.errors import DivergedError, FlatfedError, FlatfedWarning, printable
-from flatfed.training.callbacks import TensorBoard
-from flatfed.training.loop import Callback
-from flatfed.training.loop import Progress as RoundProgress
+
+if TYPE_CHECKING:
+    from flatfed.core.context import TaskStep
+    from flatfed.training.loop import Callback
+    from flatfed.training.loop import Progress as RoundProgress
 
 app = typer.Typer(
     help="Federated learning that finds flat, stable minima.",
@@ -110,6 +117,11 @@ def tell(line: str) -> None:
     console.print(printable(line), soft_wrap=True)
 
 
+def print_json(value: Any) -> None:
+    """For other programs: nothing else is printed with it."""
+    print(json.dumps(value, indent=1, ensure_ascii=False))  # noqa: T201
+
+
 def check_damage(folders: int) -> None:
     """The end of a command that has left some run folders out, and named them."""
     if folders:
@@ -191,7 +203,11 @@ def on_ray(address: str | None) -> list[str]:
 
 def trackers(tensorboard: Path | None, folder: Path) -> list[Callback]:
     """Curves of several runs lie beside each other, under the names of their run folders."""
-    return [TensorBoard(tensorboard / folder.name)] if tensorboard is not None else []
+    if tensorboard is None:
+        return []
+    from flatfed.training.callbacks import TensorBoard
+
+    return [TensorBoard(tensorboard / folder.name)]
 
 
 def describe_round(record: Mapping[str, Any]) -> str:

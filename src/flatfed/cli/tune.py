@@ -1,11 +1,13 @@
 """The command `flatfed tune`."""
 
+from __future__ import annotations
+
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -26,12 +28,10 @@ from flatfed.cli.terminal import (
     tell,
 )
 from flatfed.core.errors import DivergedError, FlatfedError, printable
-from flatfed.papers import tables
-from flatfed.papers.reproduce import chosen_cells
-from flatfed.runs.tune import Search, Trial, parse_grid
-from flatfed.runs.tune import tune as run_trials
-from flatfed.training.config import Config
-from flatfed.training.loop import Callback
+
+if TYPE_CHECKING:
+    from flatfed.runs.tune import Search, Trial
+    from flatfed.training.loop import Callback
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,9 @@ def tune(
 
     For a paper's table, every cell that --methods and --only choose is tuned by itself.
     """
+    from flatfed.runs.tune import Search, parse_grid
+    from flatfed.runs.tune import tune as run_trials
+
     subjects = _subjects(config, methods or [], only, assignments or [], seed)
     values = parse_grid(grid)
     searches = [Search.checked(subject.config, values, metric, seed) for subject in subjects]
@@ -92,6 +95,10 @@ def tune(
 def _subjects(
     config: Path, methods: Sequence[str], only: str | None, assignments: Sequence[str], seed: int | None
 ) -> list[Subject]:
+    from flatfed.papers import tables
+    from flatfed.papers.reproduce import chosen_cells
+    from flatfed.training.config import Config
+
     table = config.as_posix()
     if table in tables():
         changes = _set_options(assignments)

@@ -26,6 +26,18 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"choose from: {', '.join(known)}"
 
 
+def match_name(option: str, name: object, known: Iterable[str]) -> str:
+    """The known name that is meant: FedLESAM-S, fedlesam_s and fedlesams are one."""
+
+    def plain(text: str) -> str:
+        return text.lower().replace("-", "").replace("_", "")
+
+    known = {plain(text): text for text in known}
+    if not isinstance(name, str) or plain(name) not in known:
+        raise FlatfedError(f"{option} = {shown(name)}: unknown; {did_you_mean(shown(name), known.values())}")
+    return known[plain(name)]
+
+
 def check_choice(option: str, value: object, known: Iterable[str]) -> None:
     """Refuse a value that is not one of the known names."""
     known = list(known)
