@@ -310,3 +310,14 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(tmp_path, how):
     assert (broken / "model.safetensors").read_bytes() == (straight / "model.safetensors").read_bytes()
     rounds = [json.loads(line)["round"] for line in history.read_text().splitlines()]
     assert rounds == list(range(1, 301))
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["list"], ["show", "fedsam"]])
+def test_what_only_prints_does_not_wait_for_torch(arguments):
+    code = "import sys; from flatfed.cli import app; app(sys.argv[1:], standalone_mode=False); "
+    code += "sys.exit('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout

@@ -28,9 +28,10 @@ from federation_in_process import (
     only,
     trained_in,
 )
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 
+from flatfed.deployment import wire
 from flatfed.deployment.wire import plain
 
 Change = Callable[[Message], Message]
@@ -509,3 +510,14 @@ def test_a_name_that_cannot_be_shown_takes_no_part(registered, tmp_path, caplog)
 def test_features_are_as_many_as_the_forged_payloads_assume():
     assert sum(value.numel() for value in network().parameters()) == 43 and FEATURES == 4
     assert generic("fedavg").uploads == ("displacement",)
+
+
+@pytest.mark.parametrize("loss", [1e206, math.inf, math.nan])
+def test_a_model_too_bad_to_be_measured_is_reported_as_diverged(tmp_path, monkeypatch, loss):
+    deployment = Deployment(tmp_path, ff.fedavg(), rounds=1, evaluate_every=1)
+    deployment.serve()
+    name, message = next(sent for sent in deployment.grid.sent if sent[1].metadata.message_type == "evaluate")
+    monkeypatch.setattr("flatfed.deployment.client.evaluate_clients", lambda *_: [{"loss": loss}])
+    context = Context(1, deployment.grid.ids[name], dict(deployment.grid.nodes[name]), RecordDict(), {})
+    reply = deployment.grid.app(message, context)
+    assert reply.error.code == wire.DIVERGED and f"the loss reaches {loss:g}" in reply.error.reason

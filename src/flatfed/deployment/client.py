@@ -160,10 +160,11 @@ class _Site:
         if diverged is not None:
             reached[f"buffer {diverged!r}"] = (math.inf, wire.LARGEST)
         for name, (number, most) in reached.items():
-            if not number <= most:  # so that NaN is caught, too
-                raise DivergedError(
-                    f"round {self.request.round + 1}: the {name} reaches {number:g}; lower lr"
-                )
+            self._check_size(name, number, most)
+
+    def _check_size(self, name: str, number: float, most: float) -> None:
+        if not number <= most:  # so that NaN is caught, too
+            raise DivergedError(f"round {self.request.round + 1}: the {name} reaches {number:g}; lower lr")
 
     def evaluate(self) -> RecordDict:
         plan = self.plan
@@ -176,6 +177,8 @@ class _Site:
             (metrics,) = evaluate_clients(threads.evaluate, self.federation, snapshot, [0])
         finally:
             threads.close()
+        for name, value in metrics.items():
+            self._check_size(name, abs(value), wire.LARGEST)
         answered = self.request.model_dump(include=set(wire.Answer.model_fields))
         return wire.content(wire.EvaluateReply(**answered, metrics=metrics))
 
