@@ -103,11 +103,11 @@ class Algorithm:
                     raise ImpossibleComposition(f"{slot}: {part!r} is not a {kind.__name__} part")
         self._check_composition()
 
-    @property
+    @cached_property
     def corrections(self) -> tuple[Correction, ...]:
         return self.correct if isinstance(self.correct, tuple) else (self.correct,)
 
-    @property
+    @cached_property
     def parts(self) -> tuple[Part, ...]:
         """What makes it this algorithm; how uploads travel and are combined is independent of that."""
         return (self.start, self.gradient, *self.corrections, self.schedule, self.server, self.synthetic)
@@ -133,22 +133,22 @@ class Algorithm:
     def member(self, part: Part) -> Member:
         return next(member for member in self.members if member.part is part)
 
-    @property
+    @cached_property
     def client_members(self) -> tuple[Member, ...]:
         """The gradient and the corrections, which act during local training."""
         return self.members[1 : 2 + len(self.corrections)]
 
-    @property
+    @cached_property
     def server_tasks(self) -> tuple[Member, ...]:
         return tuple(member for member in self.members if isinstance(member.part, ServerTask))
 
-    @property
+    @cached_property
     def server_vectors(self) -> tuple[Vector, ...]:
         """What the server keeps besides the model; a vector's name is its key."""
         estimates = [Vector(self.estimate_key(key)) for key in self.compressed if self.compress.estimates]
         return (*self._owned("server_vectors"), *estimates)
 
-    @property
+    @cached_property
     def client_vectors(self) -> tuple[Vector, ...]:
         """What every client keeps; a vector's name is its key."""
         memories = [Vector(self.memory_key(key)) for key in self.compressed if self.compress.remembers]
@@ -219,7 +219,7 @@ class Algorithm:
         altered = any(part.alters_displacement for part in self.parts)
         return not altered and "displacement" not in self.compressed
 
-    @property
+    @cached_property
     def sums_displacements(self) -> bool:
         """Whether the reduced upload "displacement" is the mean displacement of the clients' models."""
         return self.uploads_displacement and self.aggregate.streams
@@ -228,7 +228,7 @@ class Algorithm:
     def gradient_evaluations(self) -> int:
         return self.gradient.evaluations
 
-    @property
+    @cached_property
     def full_gradients(self) -> int:
         """Passes over all local data per round; parts that want the same gradient share one pass."""
         return max(part.full_gradients for part in self.parts)
