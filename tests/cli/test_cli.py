@@ -15,23 +15,13 @@ from pathlib import Path
 
 import pytest
 import typer
+from command import Command, flatfed
 
 from flatfed.cli.terminal import command_of
 from flatfed.core.errors import FlatfedWarning
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits.toml"
 SHORT = ["--set", "training.rounds=3", "--set", "execution.workers=1"]
-
-
-def flatfed(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "flatfed", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=cwd,
-        check=False,
-    )
 
 
 def test_list_names_every_algorithm():
@@ -286,24 +276,30 @@ def test_divergence_is_reported_and_keeps_the_run(tmp_path):
     assert not (tmp_path / "run" / "model.safetensors").exists()
 
 
+# So many that the run is still going on when this process gets to look, however busy the machine is.
+LONG = ["--set", "training.rounds=300", "--set", "execution.checkpoint_every=7"]
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing interrupts."""
+    folder = tmp_path_factory.mktemp("straight") / "run"
+    assert flatfed("run", EXAMPLE, *LONG, "--folder", folder).returncode == 0
+    return folder
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_an_interrupted_run_resumes_to_the_same_bytes(tmp_path, how):
-    # So many that the run is still going on when this process gets to look, however busy the machine is.
-    settings = ["--set", "training.rounds=300", "--set", "execution.checkpoint_every=7"]
-    straight, broken = tmp_path / "straight", tmp_path / "broken"
-    assert flatfed("run", EXAMPLE, *settings, "--folder", straight).returncode == 0
-    arguments = ["run", str(EXAMPLE), *settings, "--folder", str(broken)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "flatfed", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
+def test_an_interrupted_run_resumes_to_the_same_bytes(tmp_path, how, straight):
+    broken = tmp_path / "broken"
+    process = Command("run", EXAMPLE, *LONG, "--folder", broken)
     history = broken / "history.jsonl"
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not (history.exists() and history.read_text().count("\n") >= 10):
         time.sleep(0.005)
     os.kill(process.pid, how)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == (-signal.SIGKILL if how == signal.SIGKILL else 130)
-    assert b"Traceback" not in error
+    ended = process.finished(timeout=60)
+    assert ended.returncode == (-signal.SIGKILL if how == signal.SIGKILL else 130)
+    assert "Traceback" not in ended.stderr
     assert not (broken / "model.safetensors").exists(), "the run was over before it could be interrupted"
     resumed = flatfed("resume", broken)
     assert resumed.returncode == 0, resumed.stderr

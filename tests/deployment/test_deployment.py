@@ -82,10 +82,18 @@ def test_who_is_not_registered_and_who_has_the_wrong_certificate_is_refused(fede
         assert "SuperNode ID" not in federation.log(name)
 
 
+EVERYTHING = """[algorithm]
+gradient = {part = "synthetic_mix", radius = 0.05, local_weight = 0.9, batch = 128}
+correct = ["control_variate"]
+synthetic = {part = "trajectory_matching", models = 3, samples_per_class = 2, iterations = 3, steps = 1}
+"""
+"""Vectors on the sites' disks, work on the server, and vectors that are sent once: all that can be lost."""
+
+
 def test_a_killed_server_and_a_restarted_site_go_on(federation):
-    """FedMoSWA's control variates are on the sites' disks, everything else in the run's folder."""
-    config = federation.configure('[algorithm]\nname = "fedmoswa"', 3)
-    run = federation.run("fedmoswa")
+    """What sites keep is on their disks, everything else in the run's folder. One site takes no part."""
+    config = federation.configure(EVERYTHING, 3, clients=SITES[:3], minimum_clients=3)
+    run = federation.run("everything")
     until(lambda: federation.rounds(run) >= 1, "the first round")
     running = processes(FLWR_HOME=federation.environment["FLWR_HOME"])
     servers = [process for process, line in running.items() if "flwr-serverapp" in line]
@@ -94,21 +102,9 @@ def test_a_killed_server_and_a_restarted_site_go_on(federation):
     federation.stop("site-2")
     federation.start_site("site-2")
     assert federation.rounds(run) < 3
-    federation.run("fedmoswa")
+    federation.run("everything")
     assert len(federation.finished(run)) == 3
-    assert_same(run, laptop(config))
-
-
-@pytest.mark.slow
-def test_server_side_work_and_vectors_sent_once(federation):
-    """FedSynSAM, over two of the sites that are connected."""
-    algorithm = (
-        '[algorithm]\nname = "fedsynsam"\nwarm_rounds = 1\nsamples_per_class = 2\niterations = 3\nspan = 1'
-    )
-    config = federation.configure(algorithm, 3, clients=SITES[:2], minimum_clients=2)
-    run = federation.run("fedsynsam")
-    federation.finished(run)
-    assert_same(run, laptop(config, sites=2))
+    assert_same(run, laptop(config, sites=3))
 
 
 HOSTILE = """

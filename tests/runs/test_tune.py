@@ -7,12 +7,12 @@ import os
 import random
 import shlex
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from command import Command
 from typer.testing import CliRunner
 
 from flatfed import cli
@@ -195,9 +195,7 @@ def test_killed_tuning_continues(tmp_path):
     config = tmp_path / "config.toml"
     config.write_text(TOML.replace("rounds = 5", "rounds = 150"))
     command = ["tune", str(config), "--grid", "training.lr=0.01,0.1", "--runs", str(tmp_path / "runs")]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "flatfed", *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    process = Command(*command)
 
     def histories():
         return list((tmp_path / "runs").glob("fedavg-*/history.jsonl"))
@@ -206,7 +204,7 @@ def test_killed_tuning_continues(tmp_path):
     while time.monotonic() < deadline and not any(path.read_text().count("\n") > 20 for path in histories()):
         time.sleep(0.005)
     os.kill(process.pid, signal.SIGKILL)
-    process.wait(timeout=60)
+    assert process.finished(timeout=60).returncode == -signal.SIGKILL
     assert len(histories()) == 1 and not list((tmp_path / "runs").glob("*/model.safetensors"))
     done = CliRunner().invoke(cli.app, command)
     assert done.exit_code == 0, done.output
