@@ -36,7 +36,9 @@ def compare_(
     algorithms: Annotated[
         list[str], typer.Argument(metavar="ALGORITHM…", help="e.g. fedavg fedsam:radius=0.05,lr=0.2")
     ],
-    config: Annotated[Path | None, typer.Option(help="A TOML file; the demo's setting if not given.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A TOML file or my_task.py:make; the demo's setting if not given.")
+    ] = None,
     assignments: Assignments = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 3,
     target: Annotated[
@@ -118,7 +120,7 @@ def run_comparison(
     if not rows:
         check_damage(len(damaged))
         raise DivergedError("no run was left to compare; lower lr or set clip")
-    test = labelled[0][1][0].make_federation().test
+    test = labelled[0][1][0].make_task().federation.test
     _print_rows(rows, target, len(test[0]) if test else 0)
     tell(f"Run folders: {runs}")
     end_with_report(labelled, runs, damaged, targets=[target])

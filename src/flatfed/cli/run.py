@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @command
 def run(
-    config: Annotated[Path, typer.Argument(help="A TOML file.")],
+    config: Annotated[Path, typer.Argument(help="A TOML file, or your own task: my_task.py:make.")],
     assignments: Assignments = None,
     runs: Root = RUNS,
     folder: Annotated[Path | None, typer.Option(help="This run's folder, instead of one in --runs.")] = None,
@@ -63,7 +63,7 @@ def resume(
     values = RunFolder.existing(folder).read_config()
     if "federation" in values:
         raise FlatfedError(f"{folder}: a federation's run; start its Flower app again with the same folder")
-    if "data" not in values:
+    if "data" not in values and "task" not in values:
         raise FlatfedError(
             f"{folder}: made from Python, whose model and data are not in the folder; call flatfed.train "
             f"again with folder={str(folder)!r}"

@@ -45,7 +45,9 @@ class Subject:
 
 @command
 def tune(
-    config: Annotated[Path, typer.Argument(help="A TOML file, or a paper's table, e.g. fedsagd/table2.")],
+    config: Annotated[
+        Path, typer.Argument(help="A TOML file, my_task.py:make, or a paper's table, e.g. fedsagd/table2.")
+    ],
     grid: Annotated[
         list[str], typer.Option("--grid", metavar="KEY=V,V,…", help="e.g. training.lr=0.01,0.1. Repeatable.")
     ],

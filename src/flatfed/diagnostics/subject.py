@@ -285,7 +285,7 @@ def inspect_folder(folder: Path) -> Iterator[Subject]:
     values = read_plain(folder / "config.json", problems)
     if problems:
         raise FlatfedError(problems[0])
-    if not isinstance(values, dict) or "data" not in values:
+    if not isinstance(values, dict) or not {"data", "task"} & values.keys():
         raise FlatfedError(
             f"{folder}: made from Python, whose model and data are not in the folder; there, use "
             "flatfed.diagnostics.inspect(task, run=run) as a subject and "

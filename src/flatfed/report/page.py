@@ -158,7 +158,7 @@ def _plotly() -> str:
 
 def config_file(config: Mapping[str, Any]) -> str | None:
     """The config as a file for `flatfed run`; None for a run from Python, whose data and model it lacks."""
-    if "data" not in config:
+    if not {"data", "task"} & config.keys():
         return None
     training = dict(config["training"])
     if training.get("batch_size", 1) is None:

@@ -5,11 +5,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from flatfed.core.errors import FlatfedError, shown
+from flatfed.data.federation import PooledFederation
 from flatfed.data.partition import class_counts
 from flatfed.data.partition.base import Indices
 from flatfed.diagnostics import DIAGNOSTICS, figures
@@ -303,9 +305,11 @@ def diagnosed(comparison: Comparison) -> tuple[list[Section], list[str]]:
 
 def split_of(run: RunRecord) -> tuple[Indices, int]:
     """Samples of each class at each client, and how many test samples there are; from config and data."""
-    if "data" not in run.config:
+    if not {"data", "task"} & run.config.keys():
         raise FlatfedError("the run was made from Python, its data are not in its config")
-    federation = Config.checked(run.config).make_federation()
+    federation = Config.checked(run.config).make_task().federation
+    if not isinstance(federation, PooledFederation):
+        raise FlatfedError("the clients' data are not all in memory")
     rows = [federation.rows(client).numpy() for client in range(len(federation))]
     targets = federation.targets.numpy()
     if targets.ndim != 1 or not np.issubdtype(targets.dtype, np.integer):
@@ -362,6 +366,9 @@ def headline(comparison: Comparison) -> str:
     """The setting in one line."""
     config = comparison.methods[0].config
     data, partition, model = (config.get(key) for key in ("data", "partition", "model"))
+    task = config.get("task")
+    if isinstance(task, Mapping):
+        return f"{Path(str(task.get('file'))).name}:{task.get('make')}"
     if not isinstance(data, Mapping):
         return "a model and data given in Python"
     parts = [f"{data.get('dataset')} over {data.get('clients')} clients"]

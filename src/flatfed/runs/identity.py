@@ -137,7 +137,7 @@ def config_digest(config: Config) -> str:
 
 def setting_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """What two runs must have in common to be compared."""
-    return {key: config.get(key) for key in ("data", "partition", "model")}
+    return {key: config.get(key) for key in ("task", "data", "partition", "model")}
 
 
 def method_of(config: Mapping[str, Any]) -> dict[str, Any]:

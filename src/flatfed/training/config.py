@@ -19,6 +19,8 @@ name = "fedmoswa"          # or parts by slot: gradient = { part = "sharpness_aw
 rounds = 100
 participation = 0.1
 local_steps = 10
+
+In place of data, partition and model, `task = "my_task.py:make"` names a function of one's own.
 """
 
 from __future__ import annotations
@@ -28,10 +30,17 @@ import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import torch
-from pydantic import Field, ValidationError, field_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 from torch import from_numpy, nn
 
 from flatfed.algorithms import build
@@ -49,6 +58,7 @@ from flatfed.data.partition import PARTITIONS, Natural, Partition
 from flatfed.data.partition.base import Indices
 from flatfed.engines.execution import Execution
 from flatfed.models import MODELS
+from flatfed.training import own_task
 from flatfed.training.task import Task
 
 DEEPEST = 100
@@ -82,9 +92,15 @@ class DataConfig(CheckedModel):
         return value
 
 
-class Config(CheckedModel):
-    """A data set and its partition, a model, an algorithm, and how to train and execute it."""
+TASK = ("data", "partition", "model")
+"""The tables that describe one of flatfed's own tasks."""
 
+
+class Config(CheckedModel):
+    """A task (a data set and its partition, and a model), an algorithm, and how to train and execute it."""
+
+    task: Named | None = None
+    """A function of the user's own that makes the task: its file, its name as `make`, and options."""
     data: DataConfig = DataConfig()
     partition: Named = {"name": "dirichlet_client", "concentration": 0.1}
     model: Named = {"name": "mlp", "hidden": [64]}
@@ -96,6 +112,27 @@ class Config(CheckedModel):
     @classmethod
     def _name_alone(cls, value: Any) -> Any:
         return {"name": value} if isinstance(value, str) else value
+
+    @field_validator("task", mode="before")
+    @classmethod
+    def _reference(cls, value: Any) -> Any:
+        table = own_task.parse_reference(value) if isinstance(value, str) else value
+        return value if table is None else table
+
+    @model_validator(mode="after")
+    def _one_task(self) -> Self:
+        for name in TASK if self.task is not None else ():
+            if name in self.model_fields_set:
+                raise FlatfedError(
+                    f"{name}: your own task has its own; give either task or {', '.join(TASK)}"
+                )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_the_other(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        unused = ("task",) if self.task is None else TASK
+        values: dict[str, Any] = serialise(self)
+        return {name: value for name, value in values.items() if name not in unused}
 
     @field_validator("training", mode="before")
     @classmethod
@@ -113,6 +150,9 @@ class Config(CheckedModel):
         except TypeError:
             raise FlatfedError("config: keys must be strings") from None
         config.make_algorithm()
+        if config.task is not None:
+            own_task.check(config.task)
+            return config
         if config.partition.get("name") != "natural":  # which needs the data's own groups
             config._partition()
         loader = DATASETS[config.data.dataset]
@@ -123,8 +163,17 @@ class Config(CheckedModel):
 
     @classmethod
     def read(cls, path: Path, assignments: Sequence[str] = ()) -> Config:
-        """A config from a TOML file, with `key.key=value` assignments on top."""
-        return cls.checked(with_assignments(read_toml(path), assignments))
+        """A config from a TOML file or `my_task.py:make`, with `key.key=value` assignments on top."""
+        values = own_task.reference_settings(str(path))
+        if values is None:
+            return cls.checked(with_assignments(read_toml(path), assignments))
+        changed = with_assignments(values, assignments)
+        if "rounds" not in changed.setdefault("training", {}):
+            raise FlatfedError(
+                f"training.rounds: missing; use --set training.rounds=50, or {own_task.SETTINGS} "
+                f"in {values['task']['file']}"
+            )
+        return cls.checked(changed)
 
     def make_algorithm(self) -> Algorithm:
         return build(self.algorithm)
@@ -171,6 +220,10 @@ class Config(CheckedModel):
         return make_model(self.model, tuple(seen.shape[1:]), federation.classes, self.training.seed)
 
     def make_task(self) -> Task:
+        if self.task is not None:
+            task = own_task.make_task(self.task, self.training.seed)
+            self.training.cohort_size(len(task.federation))
+            return task
         federation = self.make_federation()
         return Task(self.make_model(federation), federation)
 

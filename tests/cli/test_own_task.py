@@ -1,0 +1,187 @@
+"""A user's own task on the command line: `my_task.py:make` in place of a config file."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from flatfed import FlatfedError, cli
+from flatfed.training import own_task
+from flatfed.training.config import Config
+
+SHORT = ["--set", "training.rounds=3"]
+
+
+def flatfed(*arguments: object) -> str:
+    done = CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def refusal(*arguments: object) -> str:
+    done = CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+    assert done.exit_code == 2, done.output
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("fedavg  ")]  # the bar's
+    assert len(lines) == 1 and "Traceback" not in done.stderr
+    return lines[0]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """An empty folder in which the command was called; nothing is remembered of other tests' files."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for remembered in (own_task._loaded, own_task._made):
+        remembered.cache_clear()
+    return tmp_path
+
+
+@pytest.fixture
+def written(folder) -> Path:
+    flatfed("new", "my-task")
+    return folder / "my_task.py"
+
+
+def test_the_template_runs_as_it_is_and_its_options_are_settings(written):
+    flatfed("run", "my_task.py:make", *SHORT, "--set", "task.width=5", "--folder", "run")
+    assert load_file("run/model.safetensors")["layers.0.weight"].shape == (5, 8)
+    config = json.loads(Path("run/config.json").read_text())
+    assert config["task"] == {"file": str(written), "make": "make", "width": 5}
+    assert not {"data", "partition", "model"} & config.keys()
+
+
+def test_it_is_compared_tuned_diagnosed_and_reported(written):
+    compared = flatfed(
+        "compare", "fedavg", "fedsam:radius=0.05", "--config", "my_task.py:make", *SHORT, "--seeds", "2"
+    )
+    assert "fedsam:radius=0.05" in compared
+    page = Path("runs/report.html").read_text()
+    assert "my_task.py:make" in page and "Samples by class and client" in page
+    tuned = flatfed("tune", "my_task.py:make", "--grid", "training.lr=0.01,0.3", *SHORT)
+    assert "flatfed run my_task.py:make --set training.rounds=3 --set training.lr=0.3" in tuned
+    (run,) = Path("runs").glob("fedsam-seed0-*")
+    assert "accuracy" in flatfed("diagnose", run, "clients")
+
+
+def test_a_run_resumes_to_the_same_bytes_from_anywhere(written, folder, monkeypatch):
+    flatfed("run", "my_task.py:make", "--set", "training.rounds=5", "--folder", "straight")
+    flatfed("run", "my_task.py:make", *SHORT, "--folder", "resumed")
+    (folder / "elsewhere").mkdir()
+    monkeypatch.chdir(folder / "elsewhere")
+    flatfed("resume", "../resumed", "--rounds", "5")
+    models = [(folder / name / "model.safetensors").read_bytes() for name in ("straight", "resumed")]
+    assert models[0] == models[1]
+
+
+def test_a_file_that_changed_is_another_task(written):
+    flatfed("run", "my_task.py:make", *SHORT, "--folder", "run")
+    written.write_text(written.read_text().replace("manual_seed(0)", "manual_seed(1)"))
+    own_task._loaded.cache_clear()
+    own_task._made.cache_clear()
+    assert "the data of it is not the same" in refusal("resume", "run", "--rounds", "5")
+
+
+def test_methods_share_their_data_and_seeds_differ_in_their_first_weights(written):
+    written.write_text(
+        written.read_text()
+        .replace("torch.Generator().manual_seed(0)", "None")
+        .replace(", generator=draw", "")
+    )
+    state = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
+    settings = own_task.reference_settings("my_task.py:make")
+    first, again, other = (
+        Config.checked({**settings, "training": {**settings["training"], "seed": seed}}).make_task()
+        for seed in (3, 3, 4)
+    )
+    assert first is again
+    weights = [task.model.layers[0].weight for task in (first, other)]
+    assert not torch.equal(*weights)
+    own_task._made.cache_clear()
+    once_more = own_task.make_task(settings["task"], 3)
+    assert torch.equal(once_more.model.layers[0].weight, weights[0])
+    assert torch.equal(once_more.federation.inputs, first.federation.inputs)
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == state[:2]
+    assert torch.equal(torch.get_rng_state(), state[2]), "the program's own draws are left alone"
+
+
+def test_a_task_may_ask_for_the_seed_and_import_what_is_beside_it(written, folder):
+    (folder / "beside_my_task.py").write_text("def width(seed):\n    return seed + 2\n")
+    text = written.read_text().replace(
+        "import flatfed as ff", "import flatfed as ff\nfrom beside_my_task import width"
+    )
+    written.write_text(
+        text.replace("width: int = 32", "seed: int = 0").replace("Model(8, width,", "Model(8, width(seed),")
+    )
+    flatfed("run", "my_task.py:make", *SHORT, "--set", "training.seed=5", "--folder", "run")
+    assert load_file("run/model.safetensors")["layers.0.weight"].shape == (7, 8)
+
+
+def test_a_config_file_may_name_it(written):
+    Path("c.toml").write_text('task = "my_task.py:make"\n[training]\nrounds = 2\n')
+    flatfed("run", "c.toml", "--folder", "run")
+    assert json.loads(Path("run/config.json").read_text())["training"]["participation"] is None
+
+
+@pytest.mark.parametrize(
+    ("text", "command", "message"),
+    [
+        ("def make(:", [], "task.py, line 1: SyntaxError: "),
+        ("import nothing_like_it", [], "task.py, line 1: ModuleNotFoundError: No module named"),
+        ("import sys\nsys.exit(3)", [], "task.py, line 2: SystemExit: 3"),
+        ("def make(x):\n    return 3", [], "task.x: missing; use --set task.x=…"),
+        (
+            "def make(x):\n    return 3",
+            ["--set", "task.x=1"],
+            "task.py:make returns 3; return a flatfed.Task",
+        ),
+        ("def make():\n    raise KeyError('abc')", [], "task.py:make, line 2: KeyError: 'abc'"),
+        ("def mak():\n    pass", [], "task.py: it has no function 'make'; did you mean 'mak'?"),
+        ("def make():\n    pass", ["--set", "task.x=1"], "task.x: unknown; make has no parameters"),
+        (
+            "def make(width=1):\n    pass",
+            ["--set", "task.widht=1"],
+            "task.widht: unknown; did you mean 'width'?",
+        ),
+        (
+            "def make():\n    pass",
+            ["--set", "data.clients=3"],
+            "data: your own task has its own; give either",
+        ),
+        ("settings = 3\ndef make():\n    pass", [], "task.py: settings = 3; give a dictionary of tables"),
+        ("settings = {'task': 3}\ndef make():\n    pass", [], "task.py: settings has a task"),
+        ("def make():\n    pass", ["--set", "task.file=3"], "task.file = 3: write it as my_task.py:make"),
+    ],
+)
+def test_mistakes_are_named_in_one_line(folder, text, command, message):
+    (folder / "task.py").write_text(text)
+    assert message in refusal("run", "task.py:make", *SHORT, *command)
+    assert not (folder / "runs").exists()
+
+
+def test_what_is_missing_is_said(folder):
+    assert "none.py: no such file; flatfed new none writes one" in refusal("run", "none.py:make")
+    (folder / "task.py").write_text("def make():\n    pass")
+    assert "training.rounds: missing; use --set training.rounds=50" in refusal("run", "task.py")
+
+
+def test_new_leaves_other_files_alone(written):
+    before = written.read_text()
+    assert "my_task.py: it exists already" in refusal("new", "my_task")
+    assert "name = '../up': use letters" in refusal("new", "../up")
+    assert written.read_text() == before and sorted(path.name for path in Path().iterdir()) == ["my_task.py"]
+
+
+def test_references_and_files_are_told_apart():
+    assert own_task.parse_reference("a/b.py:f") == {"file": "a/b.py", "make": "f"}
+    assert own_task.parse_reference("b.py") == {"file": "b.py", "make": "make"}
+    assert own_task.parse_reference("config.toml") is None
+    with pytest.raises(FlatfedError, match=r"task = 'config\.toml'"):
+        Config(task="config.toml", training={"rounds": 1})
