@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from flatfed.core.settings import Training
     from flatfed.data.federation import Federation
     from flatfed.engines.execution import Execution
-    from flatfed.runs.train import Run, train
+    from flatfed.report.comparison import compare
+    from flatfed.runs.train import Run, plot, train
     from flatfed.training.callbacks import TensorBoard
     from flatfed.training.loop import Progress
     from flatfed.training.task import Task, accuracy
@@ -40,8 +41,10 @@ __all__ = [
     "Training",
     "accuracy",
     "build",
+    "compare",
     "diagnostics",
     "parts",
+    "plot",
     "train",
 ]
 
@@ -53,7 +56,8 @@ _MODULES = {
     "core.settings": ("Training",),
     "data.federation": ("Federation",),
     "engines.execution": ("Execution",),
-    "runs.train": ("Run", "train"),
+    "report.comparison": ("compare",),
+    "runs.train": ("Run", "plot", "train"),
     "training.callbacks": ("TensorBoard",),
     "training.loop": ("Progress",),
     "training.task": ("Task", "accuracy"),

@@ -86,7 +86,7 @@ def test_a_file_that_changed_is_another_task(written):
     written.write_text(written.read_text().replace("manual_seed(0)", "manual_seed(1)"))
     own_task._loaded.cache_clear()
     own_task._made.cache_clear()
-    assert "the data of it is not the same" in refusal("resume", "run", "--rounds", "5")
+    assert "not the same: data" in refusal("resume", "run", "--rounds", "5")
 
 
 def test_methods_share_their_data_and_seeds_differ_in_their_first_weights(written):

@@ -126,7 +126,7 @@ def test_a_folder_is_never_continued_with_something_else(tmp_path):
     }
     for component, (model, made, more) in changed.items():
         message = refusal(lambda: train(model, made, ff.fedavg(), folder=tmp_path, **more, **WORK))  # noqa: B023
-        assert f"it holds another run (the {component} of it is not the same)" in message
+        assert f"it holds another run (not the same: {component})" in message
     again = train(net(), federation(), ff.fedavg(), folder=tmp_path, **WORK)
     assert len(again.history) == 2
 

@@ -117,7 +117,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def another(component: str) -> str:
-    return f"it holds another run (the {component} of it is not the same)"
+    return f"it holds another run (not the same: {component})"
 
 
 def with_tensors_changed(change: Callable[[nn.Module], None]) -> nn.Module:

@@ -187,7 +187,7 @@ class RunFolder:
             different = identity.difference(stored)
             if different:
                 raise RunFolderError(
-                    f"{self.path}: it holds another run (the {different} of it is not the same); choose "
+                    f"{self.path}: it holds another run (not the same: {different}); choose "
                     "another folder or remove it"
                 )
         manifest = self.checkpoints.manifest

@@ -1,12 +1,15 @@
 """A whole training: from a task to a run, in a folder of its own if one is given."""
 
+from __future__ import annotations
+
 import copy
+import html
 import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -22,6 +25,7 @@ from flatfed.engines.engine import Engine
 from flatfed.engines.execution import Execution
 from flatfed.engines.planning import Metric
 from flatfed.engines.worker import Snapshot
+from flatfed.runs import curves
 from flatfed.runs.files import RunFolderError, module_bytes, write_atomically
 from flatfed.runs.folder import RunFolder
 from flatfed.runs.identity import Identity, run_identity
@@ -32,8 +36,12 @@ from flatfed.training.loop import Callback, History, TrainingLoop, TrainingState
 from flatfed.training.start import start_engine
 from flatfed.training.task import Task
 
+if TYPE_CHECKING:
+    import pandas
+    from plotly.graph_objects import Figure
 
-@dataclass
+
+@dataclass(repr=False)
 class Run:
     """A finished training: the global model, what happened, and the final state."""
 
@@ -58,12 +66,36 @@ class Run:
         """The accuracy over clients on "train" and, if they have some, "test" data of their own."""
         return client_spreads(self.per_client)
 
+    def __repr__(self) -> str:
+        return f"Run({self.algorithm.name}: {curves.described(self.history)})"
+
+    def _repr_html_(self) -> str:
+        """As notebooks show it."""
+        return f"<p>{html.escape(repr(self))}</p>{curves.picture({self.algorithm.name: self.history})}"
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """The history, one row a round (needs pandas)."""
+        return curves.data_frame({self.algorithm.name: self.history})
+
+    def plot(self, value: str | None = None) -> Figure:
+        """A number of the history over the rounds, as a plotly figure; the test accuracy unless named."""
+        return plot([self], value)
+
     def save(self, path: str | Path) -> Path:
         """Writes the global model's parameters and buffers as a safetensors file."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, module_bytes(self.model))
         return path
+
+
+def plot(runs: Sequence[Run] | Mapping[str, Run], value: str | None = None) -> Figure:
+    """A number of several runs, which may have labels, over the rounds, as one plotly figure."""
+    if not isinstance(runs, Mapping):
+        histories = curves.labelled([(run.algorithm.name, run.history) for run in runs])
+    else:
+        histories = {label: run.history for label, run in runs.items()}
+    return curves.figure(histories, value)
 
 
 def train(
