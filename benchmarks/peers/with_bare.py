@@ -16,7 +16,7 @@ model = task.model()
 if channels_last:
     model = model.to(memory_format=torch.channels_last)
 parameters = list(model.parameters())
-watch = Stopwatch()
+watch = Stopwatch(task.warm_up)
 for cohort in cohorts:
     start = [parameter.detach().clone() for parameter in parameters]
     total = [torch.zeros_like(parameter) for parameter in parameters]

@@ -8,7 +8,7 @@ import flatfed as ff
 
 task, cohorts, more = asked()
 federation = ff.Federation.from_tensors([task.client(number) for number in range(CLIENTS)])
-watch = Stopwatch()
+watch = Stopwatch(task.warm_up)
 
 
 def tick(progress: ff.Progress) -> None:
