@@ -5,7 +5,7 @@
 The arithmetic of a round is counted, the machine's speed measured with large products, convolutions and
 copies. The roofline of a round is the longer of two times, on all cores: its arithmetic at the speed of the
 best large operation, and the traffic that it cannot avoid at the speed of copies (a step reads the parameters
-forwards, backwards and for the update, writes their gradient, reads that and writes them back). The profile is
+forwards, backwards and for the update, writes the gradient, reads that and writes them back). The profile is
 of one worker on one core: phases of a round by the clock, then operations of a second run by torch.profiler.
 """
 
