@@ -38,7 +38,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
 from programs import result, start, write_cohorts
-from work import CLIENTS, PARTICIPANTS, RATE, TASKS, Task
+from work import CLIENTS, PARTICIPANTS, TASKS, Task
 
 import flatfed as ff
 from flatfed.data.federation import ClientData
@@ -212,7 +212,7 @@ def train(task: Task, rounds: int, tick: Callable[[ff.Progress], None]) -> None:
         participants=PARTICIPANTS,
         local_steps=task.steps,
         batch_size=task.batch,
-        lr=RATE,
+        lr=task.rate,
         evaluate_every=rounds,
     )
     federation = ff.Federation.from_tensors(clients, test)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from work import RATE, Stopwatch, asked, report
+from work import Stopwatch, asked, report
 
 task, cohorts, more = asked()
 torch.set_num_threads(int(more[0]))
@@ -32,7 +32,7 @@ for cohort in cohorts:
             gradients = torch.autograd.grad(loss, parameters)
             with torch.no_grad():
                 for parameter, gradient in zip(parameters, gradients, strict=True):
-                    parameter.sub_(gradient, alpha=RATE)
+                    parameter.sub_(gradient, alpha=task.rate)
         with torch.no_grad():
             for whole, parameter in zip(total, parameters, strict=True):
                 whole.add_(parameter)

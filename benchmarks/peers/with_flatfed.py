@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from work import CLIENTS, PARTICIPANTS, RATE, Stopwatch, asked, report
+from work import CLIENTS, PARTICIPANTS, Stopwatch, asked, report
 
 import flatfed as ff
 
@@ -17,7 +17,11 @@ def tick(progress: ff.Progress) -> None:
 
 
 training = ff.Training(
-    rounds=len(cohorts), participants=PARTICIPANTS, local_steps=task.steps, batch_size=task.batch, lr=RATE
+    rounds=len(cohorts),
+    participants=PARTICIPANTS,
+    local_steps=task.steps,
+    batch_size=task.batch,
+    lr=task.rate,
 )
 algorithm = ff.build(more[0] if more else "fedavg")
 run = ff.train(ff.Task(task.model(), federation), algorithm, training, callbacks=[tick])

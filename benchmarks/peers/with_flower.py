@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
-from work import PARTICIPANTS, RATE, TASKS, Stopwatch, asked, report
+from work import PARTICIPANTS, TASKS, Stopwatch, asked, report
 
 client, server = ClientApp(), ServerApp()
 
@@ -25,7 +25,7 @@ def train(message: Message, context: Context) -> Message:
     model = task.kept_model()
     model.load_state_dict(message.content["model"].to_torch_state_dict())
     inputs, targets = task.client(asked_for["client"])
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=task.rate)
     for _ in range(task.steps):
         optimizer.zero_grad()
         F.cross_entropy(model(inputs), targets).backward()

@@ -13,7 +13,7 @@ from fluke.data import FastDataLoader
 from fluke.server import Server
 from fluke.utils import FederationObserver
 from torch import nn
-from work import CLIENTS, PARTICIPANTS, RATE, Stopwatch, asked, report
+from work import CLIENTS, PARTICIPANTS, Stopwatch, asked, report
 
 task, cohorts, (threads,) = asked()
 torch.set_num_threads(int(threads))
@@ -31,7 +31,7 @@ class Ticks(FederationObserver):
 
 FlukeENV().set_eval_cfg(server=False)
 members = iter(cohorts)
-sgd = OptimizerConfigurator(DDict(name="SGD", lr=RATE))
+sgd = OptimizerConfigurator(DDict(name="SGD", lr=task.rate))
 clients = [
     Client(
         index=number,

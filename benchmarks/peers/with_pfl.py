@@ -18,7 +18,7 @@ from pfl.hyperparam import NNTrainHyperParams
 from pfl.metrics import Metrics
 from pfl.model.pytorch import PyTorchModel
 from torch import Tensor, nn
-from work import PARTICIPANTS, RATE, Stopwatch, asked, report
+from work import PARTICIPANTS, Stopwatch, asked, report
 
 task, cohorts, (threads,) = asked()
 torch.set_num_threads(int(threads))
@@ -73,7 +73,7 @@ FederatedAveraging().run(
         central_optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
     ),
     model_train_params=NNTrainHyperParams(
-        local_learning_rate=RATE, local_num_epochs=task.steps, local_batch_size=task.batch
+        local_learning_rate=task.rate, local_num_epochs=task.steps, local_batch_size=task.batch
     ),
     callbacks=[Ticks()],
     send_metrics_to_platform=False,

@@ -100,6 +100,7 @@ class Task:
     rounds: int
     """How many are measured, after those that are not."""
     warm_up: int = 3
+    rate: float = RATE
     classes: int = 10
     characters: bool = False
 
@@ -128,7 +129,7 @@ TASKS = {
     "lenet5": Task(lambda: convolutional(6, 16, 120, 84), (3, 32, 32), 50, 5, 10),
     "cnn": Task(lambda: convolutional(64, 64, 384, 192), (3, 32, 32), 50, 2, 5),
     "lstm": Task(CharacterLSTM, (80,), 100, 2, 3, classes=80, characters=True),
-    "resnet18": Task(resnet18, (3, 32, 32), 10, 2, 2, warm_up=1),
+    "resnet18": Task(resnet18, (3, 32, 32), 10, 2, 2, warm_up=1, rate=0.005),
     "vit": Task(VisionTransformer, (3, 32, 32), 32, 2, 2, warm_up=1),
 }
 LARGE = {"resnet18", "vit"}
