@@ -9,8 +9,6 @@ best round and the median over pairs of neighbouring processes are both slower b
 
 import argparse
 import itertools
-import json
-import os
 import statistics
 import subprocess
 import sys
@@ -23,31 +21,9 @@ from rich.progress import track
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
-from work import CLIENTS, PARTICIPANTS, WARM_UP
+from programs import ROOT, result, start, write_cohorts
 
-from flatfed.core.sampling import cohort
-from flatfed.core.settings import Training
-
-ROOT = Path(__file__).parents[1]
 ROUNDS = {"logistic": 300, "mlp": 40, "lenet5": 20, "cnn": 8, "lstm": 6}
-
-
-def seconds_of(tree: Path, task: str, algorithm: str, cohorts: Path) -> list[float]:
-    """The length of every round of one process that runs the tree's own code."""
-    folder = tree / "benchmarks" / "peers"
-    process = subprocess.run(
-        [sys.executable, str(folder / "with_flatfed.py"), task, str(cohorts), algorithm],
-        check=False,
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(tree / "src"), "PYTHONWARNINGS": "ignore"},
-    )
-    lines = [line for line in process.stdout.splitlines() if line.startswith("RESULT ")]
-    if process.returncode or not lines:
-        sys.exit(f"{task} with {algorithm} failed in {tree}:\n{process.stderr[-2000:]}")
-    seconds: list[float] = json.loads(lines[-1].removeprefix("RESULT "))["seconds"]
-    return seconds
 
 
 def main() -> None:
@@ -70,16 +46,14 @@ def main() -> None:
         try:
             cases = list(itertools.product(options.tasks, options.algorithms))
             for task, algorithm in track(cases, "versions in turn", console=Console(stderr=True)):
-                cohorts = Path(folder) / "cohorts.json"
-                training = Training(rounds=1, participants=PARTICIPANTS)
-                rounds = range(ROUNDS[task] + WARM_UP)
-                cohorts.write_text(json.dumps([cohort(training, CLIENTS, number) for number in rounds]))
+                cohorts = write_cohorts(Path(folder) / "cohorts.json", task, ROUNDS[task])
+                arguments = ["with_flatfed.py", task, str(cohorts), algorithm]
                 old: list[list[float]] = []
                 new: list[list[float]] = []
                 for repeat in range(options.repeats):
                     turn = [(before, old), (ROOT, new)]
                     for tree, seconds in turn if repeat % 2 == 0 else reversed(turn):
-                        seconds.append(seconds_of(tree, task, algorithm, cohorts))
+                        seconds.append(result(start(arguments, tree=tree))["seconds"])
                 best_old, best_new = min(map(min, old)), min(map(min, new))
                 pairs = [min(b) / min(a) for a, b in zip(old, new, strict=True)]
                 ratio, typical = best_new / best_old, statistics.median(pairs)

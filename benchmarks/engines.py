@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent / "peers"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from fake_grid import FakeGrid
 from federation_of_sites import SITES, Federation, deployed
-from work import CLIENTS, PARTICIPANTS, RATE, TASKS, WARM_UP, Stopwatch
+from work import CLIENTS, PARTICIPANTS, RATE, TASKS, Stopwatch
 from work import Task as Work
 
 import flatfed as ff
@@ -62,7 +62,7 @@ test = None
 
 def training(work: Work, rounds: int, participants: int = PARTICIPANTS) -> ff.Training:
     return ff.Training(
-        rounds=rounds + WARM_UP,
+        rounds=rounds + work.warm_up,
         participants=participants,
         local_steps=work.steps,
         batch_size=work.batch,
@@ -73,7 +73,7 @@ def training(work: Work, rounds: int, participants: int = PARTICIPANTS) -> ff.Tr
 
 def on(execution: ff.Execution, work: Work, rounds: int, participants: int = PARTICIPANTS) -> list[float]:
     """Seconds of the rounds on the local engine or on Ray."""
-    watch = Stopwatch()
+    watch = Stopwatch(work.warm_up)
     federation = ff.Federation.from_tensors([work.client(number) for number in range(CLIENTS)])
     ff.train(
         ff.Task(work.model(), federation),
@@ -87,7 +87,7 @@ def on(execution: ff.Execution, work: Work, rounds: int, participants: int = PAR
 
 def in_process(work: Work, rounds: int) -> list[float]:
     """Seconds of the rounds through the real ServerApp and ClientApp, without processes and network."""
-    watch = Stopwatch()
+    watch = Stopwatch(work.warm_up)
 
     def load(context: Any) -> Any:
         return work.client(int(context.node_config["name"]))
@@ -124,7 +124,7 @@ def in_deployment(federation: Federation, name: str, work: Work, rounds: int) ->
     )
     (app / "data.py").write_text(DATA.format(batch=work.batch, shape=shape))
     lines = federation.finished(federation.run(name))
-    return [line["seconds"] for line in lines][WARM_UP:]
+    return [line["seconds"] for line in lines][work.warm_up :]
 
 
 def measure(tasks: list[str], rounds: int, repeats: int) -> dict[tuple[str, str], list[float]]:

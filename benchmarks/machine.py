@@ -17,6 +17,13 @@ def processor_seconds() -> dict[str, float]:
     return {name: value / os.sysconf("SC_CLK_TCK") for name, value in ticks.items()}
 
 
+def processor_name() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown"
+    )
+
+
 class StealTime:
     """The share of the machine's time that its host gave to others since this object was made."""
 

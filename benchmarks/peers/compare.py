@@ -1,10 +1,12 @@
-"""flatfed against Flower, pfl and hand-written loops, on the same work in one run.
+"""flatfed against Flower, pfl, fluke and hand-written loops, on the same work in one run.
 
-    python benchmarks/peers/compare.py [--rounds 10] [--repeats 3] [--tasks mlp cnn] [--environments FOLDER]
+    python benchmarks/peers/compare.py [--tasks mlp cnn] [--minutes 18] [--environments FOLDER] [--busy]
 
-Peers get environments of their own on first use. Every framework runs every task in a process of its own,
-one after the other, and the whole is repeated; the final losses must agree, or it was not the same work. Best
-and median are over the rounds of all repetitions. Nothing else should run on the machine meanwhile.
+Peers get environments of their own on first use. Every run of a framework is a process of its own, one after
+the other, with the framework's own defaults but for the configurations below. The first repetition tries all
+of them; the later ones, as many as the minutes allow, only each framework's best two. The final losses must
+agree, or it was not the same work. It refuses to run on a machine that others use, unless --busy. BlazeFL is
+not here: all its versions need Python 3.12 or later.
 """
 
 from __future__ import annotations
@@ -12,123 +14,217 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 import venv
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from programs import ROOT, result, start, write_cohorts
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
-from work import CLIENTS, PARTICIPANTS, TASKS, WARM_UP
+from work import LARGE, TASKS
 
-from flatfed.core.sampling import cohort
-from flatfed.core.settings import Training
+sys.path.insert(0, str(ROOT / "benchmarks"))
+from machine import StealTime, processor_name, refuse_unless_idle
 
-HERE = Path(__file__).parent
-PEERS = {"flower": "flwr[simulation]==1.41.0", "pfl": "pfl[pytorch]==0.6.0"}
-TORCH = "torch==2.13.0"
-PROGRAMS: dict[str, tuple[str, str, list[str]]] = {
-    "flatfed": ("own", "with_flatfed.py", []),
-    "Flower, 2 workers": ("flower", "with_flower.py", []),
-    "pfl, 1 thread": ("pfl", "with_pfl.py", ["1"]),
-    "pfl, 2 threads": ("pfl", "with_pfl.py", ["2"]),
-    "bare loop, 1 thread": ("own", "with_bare.py", ["1"]),
-    "bare loop, 2 threads": ("own", "with_bare.py", ["2"]),
+TORCH = ["torch==2.13.0"]
+FLUKE_NEEDS = (
+    "cerberus clearml datasets diskcache hydra-core matplotlib opacus pandas psutil rich scikit-learn"
+)
+ENVIRONMENTS = {
+    "flower": [TORCH, ["flwr[simulation]==1.41.0"]],
+    "pfl": [TORCH, ["pfl[pytorch]==0.6.0"]],
+    # pip would search for hours among versions of what fluke requires.
+    "fluke": [
+        [*TORCH, "torchvision==0.28.0"],
+        FLUKE_NEEDS.split(),
+        ["--no-deps", "fluke-fl==0.8.1"],
+    ],
 }
-LIMIT = "two bare loops"
+CORES = len(os.sched_getaffinity(0))
 TOLERANCE = 1e-3
+WORTH_REPEATING = 1.2
+"""Configurations slower than that times the framework's best are tried once."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """A framework and how it is configured."""
+
+    framework: str
+    configuration: str
+    environment: str
+    program: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    copies: int = 1
+    """Side by side, each with its share of every cohort."""
+
+    def suits(self, task: str) -> bool:
+        return "channels_last" not in self.options or len(TASKS[task].shape) == 3
+
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(CORES))
+BARE = ("with_bare.py",)
+WAYS = [
+    Way("flatfed", "default", "own", ("with_flatfed.py",)),
+    *(
+        Way("Flower", f"workers {count}, threads {threads}", "flower", ("with_flower.py",), (count, threads))
+        for count, threads in ((str(CORES), "1"), (str(2 * CORES), "1"), ("1", str(CORES)))
+    ),
+    Way("pfl", "1 thread", "pfl", ("with_pfl.py",), ("1",)),
+    Way("pfl", f"{CORES} threads", "pfl", ("with_pfl.py",), (str(CORES),)),
+    Way("pfl", f"{CORES} processes", "pfl", (*TORCHRUN, "with_pfl.py"), ("1",)),
+    Way("fluke", "1 thread", "fluke", ("with_fluke.py",), ("1",)),
+    Way("fluke", f"{CORES} threads", "fluke", ("with_fluke.py",), (str(CORES),)),
+    Way("bare loop", "1 thread", "own", BARE, ("1",)),
+    Way("bare loop", f"{CORES} threads", "own", BARE, (str(CORES),)),
+    Way("a bare loop per core", "contiguous", "own", BARE, ("1",), CORES),
+    Way("a bare loop per core", "channels last", "own", BARE, ("1", "channels_last"), CORES),
+]
+FRAMEWORKS = list(dict.fromkeys(way.framework for way in WAYS))
+PEERS = ("Flower", "pfl", "fluke")
+Runs = dict[Way, list[dict[str, Any]]]
 
 
 def python_of(environment: str, root: Path) -> str:
     if environment == "own":
         return sys.executable
-    folder = root / environment
-    program = folder / "bin" / "python"
+    program = root.absolute() / environment / "bin" / "python"
     if not program.exists():
-        Console().print(f"setting up {PEERS[environment]} in {folder}")
-        venv.create(folder, with_pip=True)
-        for packages in ([TORCH], [PEERS[environment]]):
+        Console().print(f"setting up {environment} in {program.parents[1]}")
+        venv.create(program.parents[1], with_pip=True)
+        for packages in ENVIRONMENTS[environment]:
             subprocess.run([program, "-m", "pip", "install", "--quiet", *packages], check=True)
     return str(program)
 
 
-def start(python: str, program: str, arguments: list[str]) -> subprocess.Popen[str]:
-    quiet = {"PYTHONWARNINGS": "ignore"}
-    return subprocess.Popen(
-        [python, str(HERE / program), *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=HERE,
-        env={**os.environ, **quiet},
-    )
+def run(way: Way, python: str, task: str, cohorts: Path) -> dict[str, Any]:
+    steal, processes = StealTime(), []
+    for number in range(way.copies):
+        share = cohorts.with_name(f"share-{number}.json")
+        rounds = [members[number :: way.copies] for members in json.loads(cohorts.read_text())]
+        share.write_text(json.dumps(rounds))
+        tree = ROOT if way.environment == "own" else None
+        processes.append(start([*way.program, task, str(share), *way.options], python, tree))
+    measured = [result(process) for process in processes]
+    seconds = [max(lengths) for lengths in zip(*(one["seconds"] for one in measured), strict=True)]
+    if way.copies > 1:
+        del measured[0]["loss"]  # Each loop has averaged its own clients alone.
+    return measured[0] | {"seconds": seconds, "steal": steal.share()}
 
 
-def result(process: subprocess.Popen[str]) -> dict[str, Any]:
-    output, complaints = process.communicate()
-    lines = [line for line in output.splitlines() if line.startswith("RESULT ")]
-    if process.returncode or not lines:
-        sys.exit(f"{process.args} failed:\n{complaints[-2000:]}")
-    measured: dict[str, Any] = json.loads(lines[-1].removeprefix("RESULT "))
-    return measured
+def best(runs: list[dict[str, Any]]) -> float:
+    return min(min(one["seconds"]) for one in runs)
 
 
-def limit(task: str, cohorts: Path) -> dict[str, Any]:
-    """Two loops side by side, one a core, each with half of every cohort."""
-    halves = []
-    for number in range(2):
-        half = cohorts.with_name(f"half-{number}.json")
-        half.write_text(json.dumps([members[number::2] for members in json.loads(cohorts.read_text())]))
-        halves.append(start(sys.executable, "with_bare.py", [task, str(half), "1", "channels_last"]))
-    first, second = (result(process) for process in halves)
-    return {"seconds": [max(pair) for pair in zip(first["seconds"], second["seconds"], strict=True)]}
+def worth_repeating(runs: Runs) -> list[Way]:
+    """The two best configurations of every framework, of which the second must be close."""
+    chosen = []
+    for framework in dict.fromkeys(way.framework for way in runs):
+        ranked = sorted((way for way in runs if way.framework == framework), key=lambda way: best(runs[way]))
+        limit = WORTH_REPEATING * best(runs[ranked[0]])
+        chosen += [way for way in ranked[:2] if best(runs[way]) <= limit]
+    return chosen
+
+
+def check_losses(task: str, runs: Runs) -> None:
+    losses = {way: repeats[-1]["loss"] for way, repeats in runs.items() if "loss" in repeats[-1]}
+    if losses and max(losses.values()) - min(losses.values()) > TOLERANCE:
+        listed = "; ".join(f"{way.framework}, {way.configuration}: {losses[way]:.5f}" for way in losses)
+        sys.exit(f"{task}: the final losses differ, so it was not the same work: {listed}")
+
+
+def rows(cells: list[list[str]]) -> str:
+    head, *body = cells
+    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *body])
+
+
+def tables(measured: dict[str, Runs], about: dict[str, Any]) -> str:
+    """Best and median milliseconds of a round by framework, and of every configuration."""
+    present = {way.framework for runs in measured.values() for way in runs}
+    names = [name for name in FRAMEWORKS if name in present]
+    short = [["model", *names, "fastest peer / flatfed", "flatfed / a loop per core"]]
+    long = [["model", "framework", "configuration", "torch", "runs", "best, ms", "median, ms", "final loss"]]
+    for task, runs in measured.items():
+        bests: dict[str, float] = {}
+        cells: dict[str, str] = {}
+        for way in sorted(runs, key=lambda way: (FRAMEWORKS.index(way.framework), best(runs[way]))):
+            fastest = 1000 * best(runs[way])
+            median = 1000 * statistics.median(value for one in runs[way] for value in one["seconds"])
+            bests.setdefault(way.framework, fastest)
+            cells.setdefault(way.framework, f"{fastest:.1f} ({median:.1f})")
+            loss = runs[way][0].get("loss")
+            numbers = [str(len(runs[way])), f"{fastest:.1f}", f"{median:.1f}", f"{loss:.5f}" if loss else ""]
+            long.append([task, way.framework, way.configuration, runs[way][0]["torch"], *numbers])
+        peers = [bests[name] for name in PEERS if name in bests]
+        ours, loops = bests.get("flatfed"), bests.get("a bare loop per core")
+        ahead = f"{min(peers) / ours:.2f}" if peers and ours else ""
+        behind = f"{ours / loops:.2f}" if ours and loops else ""
+        short.append([task, *(cells[name] for name in names), ahead, behind])
+    facts = "\n".join(f"- {name}: {value}" for name, value in about.items())
+    return f"Best round (median), ms:\n\n{rows(short)}\n\n{rows(long)}\n\n{facts}\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
-    parser.add_argument("--environments", type=Path, default=HERE / ".environments")
+    small = [name for name in TASKS if name not in LARGE]
+    parser.add_argument("--tasks", nargs="+", default=small, choices=list(TASKS))
+    parser.add_argument("--frameworks", nargs="+", default=FRAMEWORKS, choices=FRAMEWORKS)
+    parser.add_argument("--minutes", type=float, default=18, help="begin no repetition that would end later")
+    parser.add_argument("--repeats", type=int, default=5, help="at most so many repetitions")
+    parser.add_argument("--rounds", type=int, help="instead of each task's own number")
+    parser.add_argument("--environments", type=Path, default=Path(__file__).parent / ".environments")
+    parser.add_argument("--output", type=Path, default=Path("peers"), help="for OUTPUT.md and .json")
+    parser.add_argument("--busy", action="store_true", help="measure beside other programs; recorded")
     options = parser.parse_args()
-    pythons = {name: python_of(kind, options.environments) for name, (kind, _, _) in PROGRAMS.items()}
-    training = Training(rounds=1, participants=PARTICIPANTS)
+    ways = [way for way in WAYS if way.framework in options.frameworks]
+    pythons = {way: python_of(way.environment, options.environments) for way in ways}
+    if not options.busy:
+        refuse_unless_idle()
+    began, steal = time.monotonic(), StealTime()
+    measured: dict[str, Runs] = {task: {} for task in options.tasks}
+    slowest: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
-        cohorts = Path(folder) / "cohorts.json"
-        chosen = [cohort(training, CLIENTS, number) for number in range(options.rounds + WARM_UP)]
-        cohorts.write_text(json.dumps(chosen))
-        for task in options.tasks:
-            runs: dict[str, list[dict[str, Any]]] = {}
-            turns = [*PROGRAMS, LIMIT] * options.repeats
-            for name in track(turns, f"{task}, frameworks in turn", console=Console(stderr=True)):
-                if name == LIMIT:
-                    done = limit(task, cohorts)
-                else:
-                    _, program, arguments = PROGRAMS[name]
-                    done = result(start(pythons[name], program, [task, str(cohorts), *arguments]))
-                runs.setdefault(name, []).append(done)
-            show(task, runs)
+        for repeat in range(options.repeats):
+            for task in options.tasks:
+                turn = time.monotonic()
+                if repeat and turn - began + slowest[task] > 60 * options.minutes:
+                    continue
+                cohorts = write_cohorts(Path(folder) / f"{task}.json", task, options.rounds)
+                turns = (
+                    worth_repeating(measured[task]) if repeat else [way for way in ways if way.suits(task)]
+                )
+                label = f"{task}, repetition {repeat + 1}"
+                for way in track(turns, label, console=Console(stderr=True)):
+                    measured[task].setdefault(way, []).append(run(way, pythons[way], task, cohorts))
+                check_losses(task, measured[task])
+                slowest[task] = time.monotonic() - turn
+                about = {
+                    "commit": subprocess.getoutput(f"git -C {ROOT} describe --always --dirty"),
+                    "machine": f"{CORES} cores, {processor_name()}, Python {platform.python_version()}",
+                    "steal time": f"{steal.share():.1%}",
+                    "other programs": "may have run (--busy)" if options.busy else "none when it began",
+                    "minutes": round((time.monotonic() - began) / 60, 1),
+                }
+                save(options.output, measured, about)
+    sys.stdout.write(options.output.with_suffix(".md").read_text())
 
 
-def show(task: str, runs: dict[str, list[dict[str, Any]]]) -> None:
-    losses = {name: repeats[0]["loss"] for name, repeats in runs.items() if "loss" in repeats[0]}
-    seconds = {name: [value for run in repeats for value in run["seconds"]] for name, repeats in runs.items()}
-    table = Table(title=f"{task} ({runs['flatfed'][0]['path']} path)", title_justify="left")
-    for header in ("", "best, ms a round", "median", "best / flatfed's", "final loss"):
-        table.add_column(header, justify="right" if header else "left")
-    for name, values in seconds.items():
-        ratio = min(values) / min(seconds["flatfed"])
-        loss = f"{losses[name]:.5f}" if name in losses else "–"
-        median = 1000 * statistics.median(values)
-        table.add_row(name, f"{1000 * min(values):.1f}", f"{median:.1f}", f"{ratio:.2f}", loss)
-    Console().print(table)
-    spread = max(losses.values()) - min(losses.values())
-    if spread > TOLERANCE:
-        sys.exit(f"{task}: the final losses differ by {spread:.2g}; it was not the same work")
+def save(output: Path, measured: dict[str, Runs], about: dict[str, Any]) -> None:
+    """Both files, whenever there is something new, so that a run that is cut short leaves what it has."""
+    runs = {
+        task: [asdict(way) | {"runs": repeats} for way, repeats in by_way.items()]
+        for task, by_way in measured.items()
+    }
+    output.with_suffix(".json").write_text(json.dumps({"about": about, "tasks": runs}, indent=1))
+    complete = {task: by_way for task, by_way in measured.items() if by_way}
+    output.with_suffix(".md").write_text(tables(complete, about))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from work import RATE, Stopwatch, asked, report
+from work import Stopwatch, asked, report
 
 task, cohorts, more = asked()
 torch.set_num_threads(int(more[0]))
@@ -16,7 +16,7 @@ model = task.model()
 if channels_last:
     model = model.to(memory_format=torch.channels_last)
 parameters = list(model.parameters())
-watch = Stopwatch()
+watch = Stopwatch(task.warm_up)
 for cohort in cohorts:
     start = [parameter.detach().clone() for parameter in parameters]
     total = [torch.zeros_like(parameter) for parameter in parameters]
@@ -32,7 +32,7 @@ for cohort in cohorts:
             gradients = torch.autograd.grad(loss, parameters)
             with torch.no_grad():
                 for parameter, gradient in zip(parameters, gradients, strict=True):
-                    parameter.sub_(gradient, alpha=RATE)
+                    parameter.sub_(gradient, alpha=task.rate)
         with torch.no_grad():
             for whole, parameter in zip(total, parameters, strict=True):
                 whole.add_(parameter)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from work import CLIENTS, PARTICIPANTS, RATE, Stopwatch, asked, report
+from work import CLIENTS, PARTICIPANTS, Stopwatch, asked, report
 
 import flatfed as ff
 
 task, cohorts, more = asked()
 federation = ff.Federation.from_tensors([task.client(number) for number in range(CLIENTS)])
-watch = Stopwatch()
+watch = Stopwatch(task.warm_up)
 
 
 def tick(progress: ff.Progress) -> None:
@@ -17,7 +17,11 @@ def tick(progress: ff.Progress) -> None:
 
 
 training = ff.Training(
-    rounds=len(cohorts), participants=PARTICIPANTS, local_steps=task.steps, batch_size=task.batch, lr=RATE
+    rounds=len(cohorts),
+    participants=PARTICIPANTS,
+    local_steps=task.steps,
+    batch_size=task.batch,
+    lr=task.rate,
 )
 algorithm = ff.build(more[0] if more else "fedavg")
 run = ff.train(ff.Task(task.model(), federation), algorithm, training, callbacks=[tick])

@@ -1,4 +1,4 @@
-"""Flower's simulation with two workers: `python with_flower.py TASK COHORTS`."""
+"""Flower's simulation: `python with_flower.py TASK COHORTS WORKERS THREADS`."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
-from work import PARTICIPANTS, RATE, TASKS, Stopwatch, asked, report
+from work import PARTICIPANTS, TASKS, Stopwatch, asked, report
 
 client, server = ClientApp(), ServerApp()
 
 
 @client.train()
 def train(message: Message, context: Context) -> Message:
-    torch.set_num_threads(1)
     asked_for = message.content["work"]
+    torch.set_num_threads(asked_for["threads"])
     task = TASKS[asked_for["task"]]
-    model = task.model()
+    model = task.kept_model()
     model.load_state_dict(message.content["model"].to_torch_state_dict())
     inputs, targets = task.client(asked_for["client"])
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=task.rate)
     for _ in range(task.steps):
         optimizer.zero_grad()
         F.cross_entropy(model(inputs), targets).backward()
@@ -35,18 +35,18 @@ def train(message: Message, context: Context) -> Message:
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
-    task, cohorts, _ = asked()
+    task, cohorts, (_, threads) = asked()
     model = task.model()
-    name = next(key for key, value in TASKS.items() if value is task)
+    work = {"task": next(key for key, value in TASKS.items() if value is task), "threads": int(threads)}
     nodes: list[int] = []
     while len(nodes) < PARTICIPANTS:
         nodes = list(grid.get_node_ids())
-    watch = Stopwatch()
+    watch = Stopwatch(task.warm_up)
     for cohort in cohorts:
         sent = ArrayRecord(model.state_dict())
         messages = [
             Message(
-                RecordDict({"model": sent, "work": ConfigRecord({"client": member, "task": name})}),
+                RecordDict({"model": sent, "work": ConfigRecord({**work, "client": member})}),
                 dst_node_id=node,
                 message_type="train",
             )
@@ -62,9 +62,13 @@ def main(grid: Grid, context: Context) -> None:
 
 
 if __name__ == "__main__":
+    workers, cores = int(asked()[2][0]), len(os.sched_getaffinity(0))
     run_simulation(
         server_app=server,
         client_app=client,
         num_supernodes=PARTICIPANTS,
-        backend_config={"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": 2}},
+        backend_config={
+            "client_resources": {"num_cpus": cores / workers},
+            "init_args": {"num_cpus": cores},
+        },
     )

@@ -1,8 +1,9 @@
-"""pfl: `python with_pfl.py TASK COHORTS THREADS`."""
+"""pfl: `python with_pfl.py TASK COHORTS THREADS`; under torchrun its processes share every cohort."""
 
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator
 
 import torch
@@ -17,10 +18,13 @@ from pfl.hyperparam import NNTrainHyperParams
 from pfl.metrics import Metrics
 from pfl.model.pytorch import PyTorchModel
 from torch import Tensor, nn
-from work import PARTICIPANTS, RATE, Stopwatch, asked, report
+from work import PARTICIPANTS, Stopwatch, asked, report
 
 task, cohorts, (threads,) = asked()
 torch.set_num_threads(int(threads))
+processes, rank = (
+    int(os.environ.get(name, default)) for name, default in (("WORLD_SIZE", "1"), ("RANK", "0"))
+)
 
 
 class Model(nn.Module):
@@ -54,13 +58,13 @@ def dataset(users: Iterator[int]) -> FederatedDataset:
 
 data = dataset(itertools.chain(*cohorts, itertools.repeat(0)))
 model = Model()
-watch = Stopwatch()
+watch = Stopwatch(task.warm_up)
 FederatedAveraging().run(
     algorithm_params=NNAlgorithmParams(
         central_num_iterations=len(cohorts),
         evaluation_frequency=10**9,  # the first round alone, which is not timed
         train_cohort_size=PARTICIPANTS,
-        val_cohort_size=1,
+        val_cohort_size=processes,
     ),
     backend=SimulatedBackend(training_data=data, val_data=dataset(itertools.repeat(0))),
     model=PyTorchModel(
@@ -69,9 +73,10 @@ FederatedAveraging().run(
         central_optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
     ),
     model_train_params=NNTrainHyperParams(
-        local_learning_rate=RATE, local_num_epochs=task.steps, local_batch_size=task.batch
+        local_learning_rate=task.rate, local_num_epochs=task.steps, local_batch_size=task.batch
     ),
     callbacks=[Ticks()],
     send_metrics_to_platform=False,
 )
-report(task, model, watch)
+if rank == 0:
+    report(task, model, watch)
