@@ -109,7 +109,7 @@ def test_every_diagnostic_is_a_function_of_its_own_file():
 
 def test_all_leaves_out_what_needs_another_run(folder, monkeypatch):
     measured: list[list[str]] = []
-    monkeypatch.setattr("flatfed.cli.diagnose.measure", lambda folder, names, *rest: measured.append(names))
+    monkeypatch.setattr("flatfed.diagnostics.diagnose", lambda folder, names, *rest: measured.append(names))
     command(folder, "all")
     command(folder, "all", "--set", f"other={folder}")
     assert set(DIAGNOSTICS) - set(measured[0]) == {"line"}

@@ -8,7 +8,6 @@ import pytest
 from typer.testing import CliRunner
 
 from flatfed.cli import app
-from flatfed.cli import bench as bench_command
 from flatfed.runs.bench import WORKLOADS, measure
 
 
@@ -40,7 +39,7 @@ def test_different_work_is_an_error(monkeypatch):
         found = measure(*arguments)
         return replace(found, loop_loss=found.loss + 0.01)
 
-    monkeypatch.setattr(bench_command, "measure", wrong)
+    monkeypatch.setattr("flatfed.runs.bench.measure", wrong)
     shown = CliRunner().invoke(app, ["bench", "logistic regression", "--rounds", "1"])
     assert shown.exit_code == 2
     assert "they should agree" in shown.output

@@ -16,9 +16,9 @@ from command import Command
 from typer.testing import CliRunner
 
 from flatfed import cli
-from flatfed.cli import run as run_module
 from flatfed.core.errors import FlatfedError
 from flatfed.runs import lock
+from flatfed.runs import train as train_module
 from flatfed.runs import tune as tune_module
 from flatfed.runs.compare import run_folder
 from flatfed.runs.folder import RunFolder
@@ -66,7 +66,7 @@ def started(monkeypatch):
         seen.append(config.training.lr)
         return run_config(config, *arguments)
 
-    for module in (tune_module, run_module):
+    for module in (tune_module, train_module):
         monkeypatch.setattr(module, "run_config", counted)
     return seen
 
