@@ -506,5 +506,5 @@ def test_options_change_what_is_declared():
     assert declared(ff.fedmoswa(option="I")) == COSTS["fedmoswa"]._replace(full_passes=1)
     assert declared(ff.fedsynsam(local_weight=1.0)) == COSTS["fedsynsam"]._replace(once=0, evaluations=2)
     without_second = tuple(name for name in DISTILLATION if not name.endswith("_second"))
-    assert declared(ff.fedsynsam(optimizer="sgd")) == COSTS["fedsynsam"]._replace(server=without_second)
+    assert declared(ff.fedsynsam(sample_optimizer="sgd")) == COSTS["fedsynsam"]._replace(server=without_second)
     assert declared(ff.fedspeed(duals="server")) == COSTS["fedspeed"]._replace(server=("dual",))

@@ -59,7 +59,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "fedmoswa": [{"option": "I"}, {"warm_start": True}, {"option": "I", "warm_start": True}],
     "fednsam_d": [{"dual_in_momentum": True}],
     "fedsmoo": [{"upload": "dual"}],
-    "fedsynsam": [{"inner_rate": 0.3}, {"optimizer": "sgd"}],
+    "fedsynsam": [{"inner_rate": 0.3}, {"sample_optimizer": "sgd"}],
     "fedspeed": [{"duals": "server"}, {"normalize": False}, {"mix": 0.5}, {"mix": 1.0}],
     "scaffold": [{"option": "I"}],
 }

@@ -1215,7 +1215,7 @@ OPTIONS: dict[str, tuple[Method, Method]] = {
     ),
     "fedlesam": (GENERIC["fedlesam"], partial(naive.fedlesam, radius=0.2, memory="server")),
     "fedlesam_s": (GENERIC["fedlesam_s"], partial(naive.fedlesam_s, radius=0.2, memory="server")),
-    "fedsynsam": (GENERIC["fedsynsam"], partial(GENERIC["fedsynsam"], optimizer="sgd")),
+    "fedsynsam": (GENERIC["fedsynsam"], partial(GENERIC["fedsynsam"], sample_optimizer="sgd")),
     "fedlesam_d": (
         GENERIC["fedlesam_d"],
         partial(naive.fedlesam_d, radius=0.2, regularisation=0.3, memory="server"),

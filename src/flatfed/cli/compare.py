@@ -22,7 +22,7 @@ from flatfed.cli.terminal import (
     on_ray,
     tell,
 )
-from flatfed.core.algorithm import TRANSPORT
+from flatfed.core.algorithm import COMMON
 from flatfed.core.errors import DivergedError, FlatfedError, printable
 from flatfed.runs.compare import DEMO, Contestant, Row, summarise
 from flatfed.runs.files import check_replaceable
@@ -47,8 +47,8 @@ def compare_(
     base = dict(Config.read(config).model_dump(exclude_unset=True)) if config else DEMO.setting
     for assignment in assignments or []:
         table, _, key = assignment.partition("=")[0].strip().partition(".")
-        transport = table == "algorithm" and key.partition(".")[0] in TRANSPORT
-        if (table == "algorithm" and not transport) or (table, key) == ("training", "seed"):
+        common = table == "algorithm" and key.partition(".")[0] in COMMON
+        if (table == "algorithm" and not common) or (table, key) == ("training", "seed"):
             raise FlatfedError(
                 f"--set {assignment}: name the algorithms and their options as arguments, and use --seeds"
             )
