@@ -265,7 +265,7 @@ def test_it_stays_finite_with_unequal_clients(name, situation):
 
 # -- state and traffic -------------------------------------------------------------------------------------
 
-DIMENSIONS = Dimensions(PARAMETERS, (FEATURES,), CLASSES)
+DIMENSIONS = Dimensions(PARAMETERS, (FEATURES,), CLASSES, tensors=4)
 
 
 @every_algorithm
@@ -439,6 +439,7 @@ COSTS = {
     "dynafed_syn_only": Cost(server=tuple(sorted(DISTILLATION + SOFT_LABELS))),
     "fedacg": Cost(server=("momentum",)),
     "fedadam": Cost(server=("momentum", "second_moment")),
+    "fedadamw": Cost(down=4, up=3, server=("momentum_gradient", "second_filled", "second_moment")),
     "fedanag": Cost(down=2, server=("momentum_gradient",)),
     "fedasam": Cost(evaluations=2),
     "fedavg": Cost(),
@@ -454,6 +455,7 @@ COSTS = {
     "fedlnag": Cost(down=2, up=2, server=("buffer",)),
     "fedmo": Cost(down=2, up=2, server=("control",), client=("control",)),
     "fedmoswa": Cost(down=2, up=2, server=("control",), client=("control",)),
+    "fedmuon": Cost(down=3, up=2, server=("momentum", "momentum_gradient")),
     "fednsam": Cost(down=2, server=("momentum",)),
     "fednsam_d": Cost(down=2, server=("dual", "momentum"), client=("dual",)),
     "fednsam_s": Cost(down=3, up=2, server=("control", "momentum"), client=("control",)),
@@ -506,5 +508,7 @@ def test_options_change_what_is_declared():
     assert declared(ff.fedmoswa(option="I")) == COSTS["fedmoswa"]._replace(full_passes=1)
     assert declared(ff.fedsynsam(local_weight=1.0)) == COSTS["fedsynsam"]._replace(once=0, evaluations=2)
     without_second = tuple(name for name in DISTILLATION if not name.endswith("_second"))
-    assert declared(ff.fedsynsam(sample_optimizer="sgd")) == COSTS["fedsynsam"]._replace(server=without_second)
+    assert declared(ff.fedsynsam(sample_optimizer="sgd")) == COSTS["fedsynsam"]._replace(
+        server=without_second
+    )
     assert declared(ff.fedspeed(duals="server")) == COSTS["fedspeed"]._replace(server=("dual",))

@@ -101,6 +101,7 @@ class Replay:
         self.weight_mask: npt.NDArray[np.bool_] = np.concatenate(
             [np.full(value.numel(), "weight" in name) for name, value in named]
         )
+        self.shapes = [tuple(value.shape) for _, value in named]
         self._batches: dict[tuple[int, int], list[Tensor]] = {}
 
     def _positions(self, round: int, client: int) -> list[Tensor]:
@@ -125,6 +126,11 @@ class Replay:
     def gradient(self, round: int, client: int, step: int, point: naive.Vector) -> naive.Vector:
         batch = self._batch(round, client, step)
         return self.clipped(gradient_of(self.model, torch.from_numpy(point.copy()), *batch).numpy())
+
+    def optimized(
+        self, round: int, client: int, step: int, point: naive.Vector, gradient: naive.Vector
+    ) -> naive.Vector:
+        return gradient
 
     def full_gradient(self, client: int, point: naive.Vector) -> naive.Vector:
         own = self.data.client(client)

@@ -6,10 +6,10 @@
     G ← −Δ̄ / Σ η_k                                        Δ̄ = mean(y_K − x), G = 0 at first
     x ← x + Δ̄
 
-for every parameter with two or more dimensions as a matrix outputs × rest, s = √max(1, outputs/rest); other
-parameters take AdamW's steps, from moments at zero in every round, in place of r s O. `ratio` is r, `momentum`
-β, `global_weight` α, and λ the training's `weight_decay` (the authors: 0.01; η and r 3e-4 and 10 for a small
-transformer, 3e-2 and 0.5 for a ResNet).
+for every parameter with two or more dimensions as a matrix outputs × rest, s = √max(1, outputs/rest); in
+place of r s O other parameters take AdamW's steps, whose moments start every round at zero. `global_weight`
+is α, `momentum` β, `ratio` r, and λ the training's `weight_decay` (the authors: 0.01; η and r 3e-4 and 10 for
+a small transformer, 3e-2 and 0.5 for a ResNet).
 
 Liu, Shang, Zhou, Liu, Liu, Liu, "FedMuon: Accelerating Federated Learning with Matrix Orthogonalization",
 2025. Two other methods have the same name.
