@@ -117,7 +117,7 @@ class Replay:
         return len(self._positions(round, client))
 
     def rate(self, round: int) -> float:
-        return self.settings.lr * self.settings.lr_decay**round
+        return self.settings.rate(round)
 
     def clipped(self, gradient: naive.Vector) -> naive.Vector:
         limit, length = self.settings.clip, float(np.sqrt(np.sum(gradient * gradient)))

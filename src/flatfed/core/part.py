@@ -7,7 +7,7 @@ goes in and comes out. A part sees its own vectors and uploads under the names t
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 import torch
 from pydantic import ConfigDict, ValidationError
@@ -82,7 +82,7 @@ class _PartType(type):
             return super().__call__(*positional, **named)
         except ValidationError as error:
             known: list[str] = [item.name for item in fields(cls)] if is_dataclass(cls) else []
-            raise FlatfedError(one_line(error, known, prefix=part_name(cls))) from None
+            raise FlatfedError(one_line(error, known, prefix=part_name(cast(type[Part], cls)))) from None
 
 
 class Part(metaclass=_PartType):
