@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import flatfed as ff
 from flatfed.core.algorithm import short_names
-from flatfed.core.state import Dimensions, initial_state
+from flatfed.core.state import Dimensions, Vector, initial_state
 from flatfed.data.federation import ClientData, Samples
 from flatfed.engines import chunks, threads
 from flatfed.runs import environment as record
@@ -307,13 +307,17 @@ def test_client_state_is_kept_as_declared(name, dtype, path):
 def test_traffic_is_the_declared_vectors(name):
     """Participants get what is sent in every round; all clients get what is sent once, in a single round."""
     algorithm, history = generic(name), observed(name, "client", torch.float32).run.history
-    always = len(algorithm.broadcast) - len(algorithm.sent_once)
-    single = [vector for vector in algorithm.server_vectors if vector.name in algorithm.sent_once]
-    once = sum(DIMENSIONS.length(vector) for vector in single) * 4 * CLIENTS
-    extra = [line["bytes_down"] - always * PARAMETERS * 4 * PARTICIPANTS for line in history]
+    lengths = {"model": PARAMETERS} | {
+        vector.name: DIMENSIONS.length(vector) for vector in algorithm.server_vectors
+    }
+    always = sum(lengths[key] for key in set(algorithm.broadcast) - set(algorithm.sent_once))
+    once = sum(lengths[key] for key in algorithm.sent_once) * 4 * CLIENTS
+    extra = [line["bytes_down"] - always * 4 * PARTICIPANTS for line in history]
     assert sorted(extra) == [0] * (ROUNDS - 1) + [once]
+    sizes = [algorithm.declared_uploads[key].size for key in algorithm.uploads]
+    up = sum(DIMENSIONS.length(Vector("", size)) for size in sizes)
     for line in history:
-        assert line["bytes_up"] == len(algorithm.uploads) * PARAMETERS * 4 * PARTICIPANTS
+        assert line["bytes_up"] == up * 4 * PARTICIPANTS
 
 
 @every_algorithm

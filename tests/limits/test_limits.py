@@ -194,6 +194,31 @@ REDUCTIONS = {
     "fedgloss without local radius and duals": Reduction(
         ff.Algorithm(start=parts.PerturbedStart(0.3)), ff.fedlesam(0.3, memory="server"), NO_DECAY
     ),
+    # FedAdamW and FedMuon
+    "fedadamw that never adapts": Reduction(
+        ff.fedadamw(0.4, beta1=0.0, eps=1e12),
+        ff.Algorithm(correct=parts.GlobalMomentum(1.0, 0.4)),
+        {**NO_DECAY, "lr": 0.2e12},
+        {"lr": 0.2},
+    ),
+    "fedmuon without memory": Reduction(
+        ff.fedmuon(0.0, 0.0), ff.Algorithm(optimizer=parts.Muon(0.0)), {"lr": 0.05}
+    ),
+    "fedmuon of old directions alone": Reduction(
+        ff.fedmuon(1.0), ff.Algorithm(correct=parts.GlobalMomentum(0.0, 1.0))
+    ),
+    # Optimizers
+    "momentum, reset": Reduction(
+        ff.Algorithm(optimizer=parts.LocalMomentum(0.6, nesterov=True)), ff.fedlnag(0.6, communicate=False)
+    ),
+    "momentum, averaged": Reduction(
+        ff.Algorithm(optimizer=parts.LocalMomentum(0.6, nesterov=True, state="averaged")), ff.fedlnag(0.6)
+    ),
+    "momentum of one step, kept by all": Reduction(
+        ff.Algorithm(optimizer=parts.LocalMomentum(0.6, state="kept")),
+        ff.fedavgm(0.6),
+        {**EVERYBODY, **ONE_STEP, **NO_DECAY, **STEADY},
+    ),
     # FedSAGD
     "fedsagd with pull alone": Reduction(ff.fedsagd(0.0, 0.3, 0.0), ff.fedprox(0.3)),
     "fedsagd with decay alone": Reduction(

@@ -433,6 +433,12 @@ def test_blocks_and_whole_second_moments_differ() -> None:
     assert distance(ours[1:], theirs[1:]) > 1e-4
 
 
+def test_fedadamw_begins_as_fedavg_with_adamw() -> None:
+    ours, theirs = trajectory(ff.fedadamw()), trajectory(ff.build({"name": "fedavg", "optimizer": "adamw"}))
+    assert distance(ours[:1], theirs[:1]) < TOLERANCE
+    assert distance(ours[1:], theirs[1:]) > 1e-3
+
+
 def test_gradients_of_adamw_are_not_decayed() -> None:
     """Coupled weight decay under AdamW would be another method."""
     model, data = network(), federation(1)

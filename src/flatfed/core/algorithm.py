@@ -254,7 +254,8 @@ class Algorithm:
         own, *others = self.composed_of or (None,)
         kept = self.optimizer == own
         # An optimizer may be set beside a name that has none of its own.
-        named = others == list(self.chosen[1:]) and (kept or type(own) is Optimizer)
+        same = others == list(self.chosen[1:]) and (kept or type(own) is Optimizer)
+        named = same and self.name != "custom"
         described: dict[str, Any] = {"name": self.name, **self.options} if named else {}
         for slot, kind in SLOTS.items():
             filling = getattr(self, slot)
