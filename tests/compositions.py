@@ -47,8 +47,16 @@ VARIANTS: tuple[Part, ...] = (
     parts.DynamicRegulariser(0.2, "participants"),
     parts.GlobalMomentum(0.6, 0.3, 0.4),
     parts.FullGradientMomentum(0.6),
-    parts.LocalNesterov(0.6),
-    parts.LocalNesterov(0.6, communicate=False),
+    parts.LocalMomentum(0.6, nesterov=True, state="averaged"),
+    parts.LocalMomentum(0.6, nesterov=True),
+    parts.LocalMomentum(0.6, state="kept"),
+    parts.AdamW(eps=0.1),
+    parts.AdamW(eps=0.1, state="kept"),
+    parts.AdamW(eps=0.1, state="averaged"),
+    parts.AdamW(eps=0.1, state="blocks"),
+    parts.Muon(),
+    parts.Muon(state="kept"),
+    parts.Muon(0.8, nesterov=False, scale="match_rms_adamw", state="averaged"),
     parts.LinearDecay(0.3),
     parts.Average(1.3),
     parts.Average(0.1, "gradient"),
@@ -106,7 +114,7 @@ def transported() -> Iterator[tuple[str, Algorithm]]:
 
 
 def _slots(algorithm: Algorithm) -> dict[str, Any]:
-    names = ("start", "gradient", "correct", "schedule", "aggregate", "server", "synthetic")
+    names = ("start", "gradient", "correct", "optimizer", "schedule", "aggregate", "server", "synthetic")
     return {name: getattr(algorithm, name) for name in names}
 
 
@@ -124,7 +132,7 @@ class Linear(nn.Module):
 
 
 LAYOUT = Layout(Linear())
-DIMENSIONS = Dimensions(LAYOUT.size, (2,), 2)
+DIMENSIONS = Dimensions(LAYOUT.size, (2,), 2, len(LAYOUT.entries))
 
 
 class QuadraticOracle:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import flatfed as ff
 from flatfed.core.algorithm import short_names
-from flatfed.core.state import Dimensions, initial_state
+from flatfed.core.state import Dimensions, Vector, initial_state
 from flatfed.data.federation import ClientData, Samples
 from flatfed.engines import chunks, threads
 from flatfed.runs import environment as record
@@ -265,7 +265,7 @@ def test_it_stays_finite_with_unequal_clients(name, situation):
 
 # -- state and traffic -------------------------------------------------------------------------------------
 
-DIMENSIONS = Dimensions(PARAMETERS, (FEATURES,), CLASSES)
+DIMENSIONS = Dimensions(PARAMETERS, (FEATURES,), CLASSES, tensors=4)
 
 
 @every_algorithm
@@ -307,13 +307,17 @@ def test_client_state_is_kept_as_declared(name, dtype, path):
 def test_traffic_is_the_declared_vectors(name):
     """Participants get what is sent in every round; all clients get what is sent once, in a single round."""
     algorithm, history = generic(name), observed(name, "client", torch.float32).run.history
-    always = len(algorithm.broadcast) - len(algorithm.sent_once)
-    single = [vector for vector in algorithm.server_vectors if vector.name in algorithm.sent_once]
-    once = sum(DIMENSIONS.length(vector) for vector in single) * 4 * CLIENTS
-    extra = [line["bytes_down"] - always * PARAMETERS * 4 * PARTICIPANTS for line in history]
+    lengths = {"model": PARAMETERS} | {
+        vector.name: DIMENSIONS.length(vector) for vector in algorithm.server_vectors
+    }
+    always = sum(lengths[key] for key in set(algorithm.broadcast) - set(algorithm.sent_once))
+    once = sum(lengths[key] for key in algorithm.sent_once) * 4 * CLIENTS
+    extra = [line["bytes_down"] - always * 4 * PARTICIPANTS for line in history]
     assert sorted(extra) == [0] * (ROUNDS - 1) + [once]
+    sizes = [algorithm.declared_uploads[key].size for key in algorithm.uploads]
+    up = sum(DIMENSIONS.length(Vector("", size)) for size in sizes)
     for line in history:
-        assert line["bytes_up"] == len(algorithm.uploads) * PARAMETERS * 4 * PARTICIPANTS
+        assert line["bytes_up"] == up * 4 * PARTICIPANTS
 
 
 @every_algorithm
@@ -439,6 +443,7 @@ COSTS = {
     "dynafed_syn_only": Cost(server=tuple(sorted(DISTILLATION + SOFT_LABELS))),
     "fedacg": Cost(server=("momentum",)),
     "fedadam": Cost(server=("momentum", "second_moment")),
+    "fedadamw": Cost(down=4, up=3, server=("momentum_gradient", "second_filled", "second_moment")),
     "fedanag": Cost(down=2, server=("momentum_gradient",)),
     "fedasam": Cost(evaluations=2),
     "fedavg": Cost(),
@@ -454,6 +459,7 @@ COSTS = {
     "fedlnag": Cost(down=2, up=2, server=("buffer",)),
     "fedmo": Cost(down=2, up=2, server=("control",), client=("control",)),
     "fedmoswa": Cost(down=2, up=2, server=("control",), client=("control",)),
+    "fedmuon": Cost(down=3, up=2, server=("momentum", "momentum_gradient")),
     "fednsam": Cost(down=2, server=("momentum",)),
     "fednsam_d": Cost(down=2, server=("dual", "momentum"), client=("dual",)),
     "fednsam_s": Cost(down=3, up=2, server=("control", "momentum"), client=("control",)),
@@ -506,5 +512,7 @@ def test_options_change_what_is_declared():
     assert declared(ff.fedmoswa(option="I")) == COSTS["fedmoswa"]._replace(full_passes=1)
     assert declared(ff.fedsynsam(local_weight=1.0)) == COSTS["fedsynsam"]._replace(once=0, evaluations=2)
     without_second = tuple(name for name in DISTILLATION if not name.endswith("_second"))
-    assert declared(ff.fedsynsam(optimizer="sgd")) == COSTS["fedsynsam"]._replace(server=without_second)
+    assert declared(ff.fedsynsam(sample_optimizer="sgd")) == COSTS["fedsynsam"]._replace(
+        server=without_second
+    )
     assert declared(ff.fedspeed(duals="server")) == COSTS["fedspeed"]._replace(server=("dual",))

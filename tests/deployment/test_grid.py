@@ -184,8 +184,8 @@ TWO_OWNERS: dict[str, tuple[ff.Algorithm, set[str]]] = {
         {"global_momentum.momentum_gradient", "full_gradient_momentum.momentum_gradient"},
     ),
     "momenta of one kind": (
-        ff.Algorithm(correct=(ff.parts.LocalNesterov(0.5), ff.parts.LocalNesterov(0.3))),
-        {"local_nesterov.buffer", "local_nesterov_2.buffer"},
+        ff.Algorithm(correct=(ff.parts.FullGradientMomentum(0.5), ff.parts.FullGradientMomentum(0.3))),
+        {"full_gradient_momentum.momentum_gradient", "full_gradient_momentum_2.momentum_gradient"},
     ),
     "controls": (
         ff.Algorithm(correct=(ff.parts.ControlVariate(), ff.parts.MomentumControlVariate(rate=0.4))),

@@ -29,12 +29,14 @@ OPTIONS: dict[str, st.SearchStrategy[Any]] = {
     "memory": st.sampled_from(["client", "server", 0.3]),
     "upload": st.sampled_from(["residual", "dual"]),
     "units": st.sampled_from(["model", "gradient"]),
+    "state": st.sampled_from(["reset", "kept", "averaged", "blocks"]),
+    "scale": st.sampled_from(["original", "match_rms_adamw", "none"]),
     "norm": st.sampled_from(["l2", "max"]),
     "shift": st.sampled_from(["full", "diagonal", "channel"]),
     "of": st.sampled_from(PARTS["compress"])
     | st.fixed_dictionaries({"part": st.just("top_k"), "ratio": st.just(0.5)}),
 }
-FLAGS = ["normalize", "scale_norms", "warm_start", "communicate", "absorb_shift", "aggregate", "augment"]
+FLAGS = ["normalize", "scale_norms", "warm_start", "nesterov", "absorb_shift", "aggregate", "augment"]
 OPTIONS |= dict.fromkeys([*FLAGS, "normalise", "soft_labels", "average_targets"], st.booleans())
 usual = st.sampled_from([0.0, 0.1, 1.0]) | st.floats(0.01, 0.49)
 odd = st.sampled_from(

@@ -194,6 +194,31 @@ REDUCTIONS = {
     "fedgloss without local radius and duals": Reduction(
         ff.Algorithm(start=parts.PerturbedStart(0.3)), ff.fedlesam(0.3, memory="server"), NO_DECAY
     ),
+    # FedAdamW and FedMuon
+    "fedadamw that never adapts": Reduction(
+        ff.fedadamw(0.4, beta1=0.0, eps=1e12),
+        ff.Algorithm(correct=parts.GlobalMomentum(1.0, 0.4)),
+        {**NO_DECAY, "lr": 0.2e12},
+        {"lr": 0.2},
+    ),
+    "fedmuon without memory": Reduction(
+        ff.fedmuon(0.0, 0.0), ff.Algorithm(optimizer=parts.Muon(0.0)), {"lr": 0.05}
+    ),
+    "fedmuon of old directions alone": Reduction(
+        ff.fedmuon(1.0), ff.Algorithm(correct=parts.GlobalMomentum(0.0, 1.0))
+    ),
+    # Optimizers
+    "momentum, reset": Reduction(
+        ff.Algorithm(optimizer=parts.LocalMomentum(0.6, nesterov=True)), ff.fedlnag(0.6, communicate=False)
+    ),
+    "momentum, averaged": Reduction(
+        ff.Algorithm(optimizer=parts.LocalMomentum(0.6, nesterov=True, state="averaged")), ff.fedlnag(0.6)
+    ),
+    "momentum of one step, kept by all": Reduction(
+        ff.Algorithm(optimizer=parts.LocalMomentum(0.6, state="kept")),
+        ff.fedavgm(0.6),
+        {**EVERYBODY, **ONE_STEP, **NO_DECAY, **STEADY},
+    ),
     # FedSAGD
     "fedsagd with pull alone": Reduction(ff.fedsagd(0.0, 0.3, 0.0), ff.fedprox(0.3)),
     "fedsagd with decay alone": Reduction(
@@ -838,6 +863,17 @@ def one_round(
     return client_round(algorithm, context, [oracle] * len(rates), training, point), oracle, context
 
 
+class Remembering(Correction):
+    """A correction that is no affine map: Nesterov's momentum as a link of the pipeline."""
+
+    def begin(self, context: ClientContext) -> Carry:
+        return {"buffer": torch.zeros_like(context.displacement)}
+
+    def direction(self, direction: Tensor, context: ClientContext, carry: Carry) -> tuple[Tensor, Carry]:
+        buffer = direction + 0.8 * carry["buffer"]
+        return direction + 0.8 * buffer, {"buffer": buffer}
+
+
 CORRECTIONS: list[Correction] = [
     parts.Proximal(0.3),
     parts.HybridProximal(0.2, 0.1),
@@ -845,7 +881,7 @@ CORRECTIONS: list[Correction] = [
     parts.DynamicRegulariser(0.4),
     parts.GlobalMomentum(0.6, 0.5),
     parts.FullGradientMomentum(0.6),
-    parts.LocalNesterov(0.8),
+    Remembering(),
 ]
 PIPELINES = [
     chosen
@@ -886,7 +922,9 @@ def test_decay_before_the_corrections_is_at_the_unperturbed_model() -> None:
     """A buffer that remembers nothing changes nothing, also about where weights are decayed."""
     perturbed, training = parts.LastModel(0.3), ff.Training(rounds=1, weight_decay=0.2)
     first, _, _ = one_round(
-        ff.Algorithm(gradient=perturbed, correct=parts.LocalNesterov(0.0)), [0.3, 0.1], training=training
+        ff.Algorithm(gradient=perturbed, optimizer=parts.LocalMomentum(0.0, nesterov=True)),
+        [0.3, 0.1],
+        training=training,
     )
     last, _, _ = one_round(ff.Algorithm(gradient=perturbed), [0.3, 0.1], training=training)
     torch.testing.assert_close(first.displacement, last.displacement, rtol=1e-12, atol=1e-14)

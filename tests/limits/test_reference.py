@@ -59,7 +59,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "fedmoswa": [{"option": "I"}, {"warm_start": True}, {"option": "I", "warm_start": True}],
     "fednsam_d": [{"dual_in_momentum": True}],
     "fedsmoo": [{"upload": "dual"}],
-    "fedsynsam": [{"inner_rate": 0.3}, {"optimizer": "sgd"}],
+    "fedsynsam": [{"inner_rate": 0.3}, {"sample_optimizer": "sgd"}],
     "fedspeed": [{"duals": "server"}, {"normalize": False}, {"mix": 0.5}, {"mix": 1.0}],
     "scaffold": [{"option": "I"}],
 }
@@ -101,6 +101,7 @@ class Replay:
         self.weight_mask: npt.NDArray[np.bool_] = np.concatenate(
             [np.full(value.numel(), "weight" in name) for name, value in named]
         )
+        self.shapes = [tuple(value.shape) for _, value in named]
         self._batches: dict[tuple[int, int], list[Tensor]] = {}
 
     def _positions(self, round: int, client: int) -> list[Tensor]:
@@ -116,7 +117,7 @@ class Replay:
         return len(self._positions(round, client))
 
     def rate(self, round: int) -> float:
-        return self.settings.lr * self.settings.lr_decay**round
+        return self.settings.rate(round)
 
     def clipped(self, gradient: naive.Vector) -> naive.Vector:
         limit, length = self.settings.clip, float(np.sqrt(np.sum(gradient * gradient)))
@@ -125,6 +126,11 @@ class Replay:
     def gradient(self, round: int, client: int, step: int, point: naive.Vector) -> naive.Vector:
         batch = self._batch(round, client, step)
         return self.clipped(gradient_of(self.model, torch.from_numpy(point.copy()), *batch).numpy())
+
+    def optimized(
+        self, round: int, client: int, step: int, point: naive.Vector, gradient: naive.Vector
+    ) -> naive.Vector:
+        return gradient
 
     def full_gradient(self, client: int, point: naive.Vector) -> naive.Vector:
         own = self.data.client(client)

@@ -8,7 +8,9 @@ held next to the algorithm box it implements. Notation shared by all functions:
 * ``h`` are dual variables in model units, ``c`` control variates in gradient units, ``m`` momenta, whose unit
   is that of the model ("momentum") or of a gradient ("momentum_gradient");
 * a client without stored state has zero state;
-* weight decay acts at the local iterate and is added after all other terms.
+* weight decay acts at the local iterate and is added after all other terms;
+* ``problem.optimized`` stands where a local optimizer acts: on gradients and what corrects them, but before
+  what is measured in steps (control variates and momenta that are made of displacements).
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 Vector = npt.NDArray[np.float64]
+Moments = tuple[Vector, Vector, Vector, float, float]
+"""AdamW's step, both moments, and the weights that they have not yet filled."""
 
 
 class Problem(Protocol):
@@ -32,6 +36,8 @@ class Problem(Protocol):
     weight_mask: npt.NDArray[np.bool_]
     weight_decay: float
     inputs: int
+    shapes: list[tuple[int, ...]]
+    """Of the model's parameters, whose concatenation a model vector is."""
 
     def steps(self, round: int, client: int) -> int:
         """Number of local steps of the client in that round."""
@@ -43,6 +49,10 @@ class Problem(Protocol):
 
     def gradient(self, round: int, client: int, step: int, point: Vector) -> Vector:
         """Gradient of the minibatch that belongs to (round, client, step), at any point."""
+        ...
+
+    def optimized(self, round: int, client: int, step: int, point: Vector, gradient: Vector) -> Vector:
+        """What a local optimizer makes of the gradient at that step; the gradient itself if there is none."""
         ...
 
     def full_gradient(self, client: int, point: Vector) -> Vector:
@@ -110,7 +120,7 @@ def fedavg(problem: Problem, *, server_rate: float = 1.0) -> Trace:
             y = x
             for k in range(problem.steps(t, i)):
                 g = problem.gradient(t, i, k, y)
-                y = y - eta * (g + wd * y)
+                y = y - eta * (problem.optimized(t, i, k, y, g) + wd * y)
             deltas.append(y - x)
         x = x + server_rate * mean(deltas)
         models.append(x)
@@ -129,7 +139,7 @@ def fedprox(problem: Problem, *, proximal_weight: float, server_rate: float = 1.
             y = x
             for k in range(problem.steps(t, i)):
                 d = problem.gradient(t, i, k, y) + proximal_weight * (y - x)
-                y = y - eta * (d + wd * y)
+                y = y - eta * (problem.optimized(t, i, k, y, d) + wd * y)
             deltas.append(y - x)
         x = x + server_rate * mean(deltas)
         models.append(x)
@@ -147,7 +157,8 @@ def fedexp(problem: Problem, *, stability: float, stability_decay: float = 1.0) 
         for i in cohort:
             y = x
             for k in range(problem.steps(t, i)):
-                y = y - eta * (problem.gradient(t, i, k, y) + wd * y)
+                g = problem.gradient(t, i, k, y)
+                y = y - eta * (problem.optimized(t, i, k, y, g) + wd * y)
             deltas.append(y - x)
         lengths = sum(float(np.sum(delta * delta)) for delta in deltas)
         average = mean(deltas)
@@ -177,7 +188,7 @@ def feddyn(problem: Problem, *, regularisation: float) -> Trace:
             y = x
             for k in range(problem.steps(t, i)):
                 d = problem.gradient(t, i, k, y) + regularisation * (y - x + h_i)
-                y = y - eta * (d + wd * y)
+                y = y - eta * (problem.optimized(t, i, k, y, d) + wd * y)
             h_client[i] = h_i + (y - x)
             deltas.append(y - x)
         h = h + len(cohort) / problem.clients * mean(deltas)
@@ -201,7 +212,11 @@ def scaffold(problem: Problem, *, option: Option = "II", server_rate: float = 1.
             c_i = c_client.get(i, np.zeros_like(x))
             y = x
             for k in range(problem.steps(t, i)):
-                d = problem.gradient(t, i, k, y) - c_i + c
+                g = problem.gradient(t, i, k, y)
+                if option == "I":
+                    d = problem.optimized(t, i, k, y, g - c_i + c)
+                else:
+                    d = problem.optimized(t, i, k, y, g) - c_i + c
                 y = y - eta * (d + wd * y)
             if option == "I":
                 c_plus = problem.full_gradient(i, x)
@@ -233,7 +248,7 @@ def fedavgm(problem: Problem, *, momentum_decay: float, server_rate: float = 1.0
             y = x
             for k in range(problem.steps(t, i)):
                 g = problem.gradient(t, i, k, y)
-                y = y - eta * (g + wd * y)
+                y = y - eta * (problem.optimized(t, i, k, y, g) + wd * y)
             deltas.append(y - x)
         m = momentum_decay * m + mean(deltas)
         x = x + server_rate * m
@@ -257,7 +272,7 @@ def fedadam(
             y = x
             for k in range(problem.steps(t, i)):
                 g = problem.gradient(t, i, k, y)
-                y = y - eta * (g + wd * y)
+                y = y - eta * (problem.optimized(t, i, k, y, g) + wd * y)
             deltas.append(y - x)
         delta = mean(deltas)
         m = first_decay * m + (1 - first_decay) * delta
@@ -284,7 +299,8 @@ def fedcm(problem: Problem, *, fresh_weight: float, server_rate: float = 1.0) ->
         for i in cohort:
             y = x
             for k in range(problem.steps(t, i)):
-                d = fresh_weight * problem.gradient(t, i, k, y) + (1 - fresh_weight) * m
+                step = problem.optimized(t, i, k, y, problem.gradient(t, i, k, y))
+                d = fresh_weight * step + (1 - fresh_weight) * m
                 y = y - eta * (d + wd * y)
             deltas.append(y - x)
             lengths.append(problem.steps(t, i) * eta)
@@ -308,7 +324,7 @@ def mimelite(problem: Problem, *, momentum_decay: float, server_rate: float = 1.
             y = x
             for k in range(problem.steps(t, i)):
                 d = (1 - momentum_decay) * problem.gradient(t, i, k, y) + momentum_decay * m
-                y = y - eta * (d + wd * y)
+                y = y - eta * (problem.optimized(t, i, k, y, d) + wd * y)
             deltas.append(y - x)
             full_gradients.append(problem.full_gradient(i, x))
         m = (1 - momentum_decay) * mean(full_gradients) + momentum_decay * m
@@ -331,7 +347,7 @@ def fedacg(problem: Problem, *, lookahead: float, proximal_weight: float) -> Tra
             y = phi
             for k in range(problem.steps(t, i)):
                 d = problem.gradient(t, i, k, y) + proximal_weight * (y - phi)
-                y = y - eta * (d + wd * y)
+                y = y - eta * (problem.optimized(t, i, k, y, d) + wd * y)
             deltas.append(y - phi)
         m = lookahead * m + mean(deltas)
         x = x + m
@@ -353,7 +369,8 @@ def fedanag(problem: Problem, *, momentum_decay: float, server_rate: float = 1.0
         for i in cohort:
             y = x
             for k in range(problem.steps(t, i)):
-                d = (1 + beta) * problem.gradient(t, i, k, y) + beta**2 * m
+                step = problem.optimized(t, i, k, y, problem.gradient(t, i, k, y))
+                d = (1 + beta) * step + beta**2 * m
                 y = y - eta * (d + wd * y)
             deltas.append(y - x)
             lengths.append(problem.steps(t, i) * eta)
@@ -416,8 +433,9 @@ def fedsagd(
         for i in cohort:
             y = x
             for k in range(problem.steps(t, i)):
-                d = problem.gradient(t, i, k, y) + beta * v
-                d = d + (proximal_weight + decay_weight) * y - proximal_weight * x
+                g = problem.gradient(t, i, k, y)
+                g = g + (proximal_weight + decay_weight) * y - proximal_weight * x
+                d = problem.optimized(t, i, k, y, g) + beta * v
                 y = y - eta * (d + wd * y)
             deltas.append(y - x)
             lengths.append(problem.steps(t, i) * eta)
@@ -426,6 +444,123 @@ def fedsagd(
         x = x + server_rate * mean(deltas)
         models.append(x)
     return Trace(models, {"momentum_gradient": v})
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Local optimizers
+
+
+def adamw(
+    m: Vector, v: Vector, w1: float, w2: float, g: Vector, betas: tuple[float, float, float]
+) -> Moments:
+    """AdamW's step and its moments after it; ``w`` are the weights that the means have not yet filled."""
+    beta1, beta2, eps = betas
+    m = beta1 * m + (1 - beta1) * g
+    v = beta2 * v + (1 - beta2) * g * g
+    w1 = beta1 * w1
+    w2 = beta2 * w2
+    return (m / (1 - w1)) / (np.sqrt(v / (1 - w2)) + eps), m, v, w1, w2
+
+
+def orthogonal(matrix: Vector) -> Vector:
+    """Muon's five Newton-Schulz steps, by the singular values that they are a polynomial of."""
+    left, values, right = np.linalg.svd(matrix, full_matrices=False)
+    values = values / max(float(np.sqrt(np.sum(values**2))), 1e-7)
+    for _ in range(5):
+        values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
+    return left @ np.diag(values) @ right
+
+
+def muon(
+    shapes: list[tuple[int, ...]], g: Vector, momentum: Vector, beta: float, moments: dict[int, Moments]
+) -> tuple[Vector, Vector]:
+    """Muon's step and momentum; ``moments`` belong to parameters that are no matrices, and change."""
+    momentum = beta * momentum + (1 - beta) * g
+    smooth = (1 - beta) * g + beta * momentum
+    step = np.zeros_like(g)
+    begin = 0
+    for shape in shapes:
+        here = slice(begin, begin + int(np.prod(shape)))
+        if len(shape) > 1:
+            scale = max(1.0, shape[0] / np.prod(shape[1:])) ** 0.5
+            step[here] = scale * orthogonal(smooth[here].reshape(shape[0], -1)).ravel()
+        else:
+            zeros = np.zeros(shape)
+            _, *old = moments.get(begin, (zeros, zeros, zeros, 1.0, 1.0))
+            moments[begin] = adamw(*old, g[here], (0.9, 0.95, 1e-10))
+            step[here] = moments[begin][0]
+        begin = here.stop
+    return step, momentum
+
+
+def fedadamw(problem: Problem, *, global_weight: float, beta1: float, beta2: float, eps: float) -> Trace:
+    """FedAdamW: the second moment's means over the tensors are averaged, the first starts at zero."""
+    x = problem.start
+    wd = problem.weight_decay
+    sizes = [int(np.prod(shape)) for shape in problem.shapes]
+    ends = np.cumsum(sizes)[:-1]
+    v_server = np.zeros(len(sizes))
+    w_server = 1.0
+    direction = np.zeros_like(x)
+    models = [x]
+    for t, cohort in enumerate(problem.cohorts):
+        eta = problem.rate(t)
+        deltas = []
+        lengths = []
+        moments = []
+        unfilled = []
+        for i in cohort:
+            y = x
+            m = np.zeros_like(x)
+            v = np.repeat(v_server, sizes)
+            w1 = 1.0
+            w2 = w_server
+            for k in range(problem.steps(t, i)):
+                g = problem.gradient(t, i, k, y)
+                step, m, v, w1, w2 = adamw(m, v, w1, w2, g, (beta1, beta2, eps))
+                y = y - eta * (step + global_weight * direction + wd * y)
+            deltas.append(y - x)
+            lengths.append(problem.steps(t, i) * eta)
+            moments.append(np.array([np.mean(piece) for piece in np.split(v, ends)]))
+            unfilled.append(w2)
+        v_server = mean(moments)
+        w_server = sum(unfilled) / len(unfilled)
+        direction = -mean(deltas) / (sum(lengths) / len(lengths))
+        x = x + mean(deltas)
+        models.append(x)
+    filled = np.array([1 - w_server])
+    return Trace(models, {"second_moment": v_server, "second_filled": filled, "momentum_gradient": direction})
+
+
+def fedmuon(problem: Problem, *, global_weight: float, momentum: float, ratio: float) -> Trace:
+    """FedMuon of Liu et al.: the momentum is averaged, steps are mixed with the last mean step."""
+    x = problem.start
+    wd = problem.weight_decay
+    matrix = np.concatenate([np.full(np.prod(shape), len(shape) > 1) for shape in problem.shapes])
+    m_server = np.zeros_like(x)
+    direction = np.zeros_like(x)
+    models = [x]
+    for t, cohort in enumerate(problem.cohorts):
+        eta = problem.rate(t)
+        deltas = []
+        lengths = []
+        momenta = []
+        for i in cohort:
+            y = x
+            m = m_server
+            moments: dict[int, Moments] = {}
+            for k in range(problem.steps(t, i)):
+                step, m = muon(problem.shapes, problem.gradient(t, i, k, y), m, momentum, moments)
+                step = np.where(matrix, ratio * step, step)
+                y = y - eta * ((1 - global_weight) * step + global_weight * direction + wd * y)
+            deltas.append(y - x)
+            lengths.append(problem.steps(t, i) * eta)
+            momenta.append(m)
+        m_server = mean(momenta)
+        direction = -mean(deltas) / (sum(lengths) / len(lengths))
+        x = x + mean(deltas)
+        models.append(x)
+    return Trace(models, {"momentum": m_server, "momentum_gradient": direction})
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -445,7 +580,7 @@ def fedsam(problem: Problem, *, radius: float, server_rate: float = 1.0) -> Trac
             for k in range(problem.steps(t, i)):
                 epsilon = radius * unit(problem.gradient(t, i, k, y))
                 d = problem.gradient(t, i, k, y + epsilon)
-                y = y - eta * (d + wd * y)
+                y = y - eta * (problem.optimized(t, i, k, y, d) + wd * y)
             deltas.append(y - x)
         x = x + server_rate * mean(deltas)
         models.append(x)
@@ -466,7 +601,8 @@ def mofedsam(problem: Problem, *, radius: float, fresh_weight: float, server_rat
             y = x
             for k in range(problem.steps(t, i)):
                 epsilon = radius * unit(problem.gradient(t, i, k, y))
-                d = fresh_weight * problem.gradient(t, i, k, y + epsilon) + (1 - fresh_weight) * m
+                step = problem.optimized(t, i, k, y, problem.gradient(t, i, k, y + epsilon))
+                d = fresh_weight * step + (1 - fresh_weight) * m
                 y = y - eta * (d + wd * y)
             deltas.append(y - x)
             lengths.append(problem.steps(t, i) * eta)
@@ -491,7 +627,7 @@ def fedasam(problem: Problem, *, radius: float, offset: float, server_rate: floa
                 scaled = scale * problem.gradient(t, i, k, y)
                 epsilon = radius * scale * unit(scaled)
                 d = problem.gradient(t, i, k, y + epsilon)
-                y = y - eta * (d + wd * y)
+                y = y - eta * (problem.optimized(t, i, k, y, d) + wd * y)
             deltas.append(y - x)
         x = x + server_rate * mean(deltas)
         models.append(x)
@@ -514,7 +650,8 @@ def fedgamma(problem: Problem, *, radius: float, server_rate: float = 1.0) -> Tr
             y = x
             for k in range(problem.steps(t, i)):
                 epsilon = radius * unit(problem.gradient(t, i, k, y))
-                d = problem.gradient(t, i, k, y + epsilon) - c_i + c
+                g = problem.gradient(t, i, k, y + epsilon)
+                d = problem.optimized(t, i, k, y, g) - c_i + c
                 y = y - eta * (d + wd * y)
             c_plus = c_i - c + (x - y) / (problem.steps(t, i) * eta)
             deltas.append(y - x)
@@ -557,7 +694,7 @@ def fedspeed(
                 epsilon = radius * unit(g1) if normalize else radius * g1
                 g2 = problem.gradient(t, i, k, y + epsilon)
                 d = (1 - mix) * g1 + mix * g2 + proximal_weight * (y - x + h_i)
-                y = y - eta * (d + wd * y)
+                y = y - eta * (problem.optimized(t, i, k, y, d) + wd * y)
             h_i = h_i + (y - x)
             h_client[i] = h_i
             locals_.append(y)
@@ -600,7 +737,7 @@ def fedsmoo(
                 s_hat = radius * unit(problem.gradient(t, i, k, y) - mu_i - s)
                 mu_i = mu_i + s_hat - s
                 d = problem.gradient(t, i, k, y + s_hat) + regularisation * (y - x + h_i)
-                y = y - eta * (d + wd * y)
+                y = y - eta * (problem.optimized(t, i, k, y, d) + wd * y)
             h_client[i] = h_i + (y - x)
             mu_client[i] = mu_i
             deltas.append(y - x)
@@ -635,7 +772,7 @@ def fedlesam(
             y = x
             for k in range(problem.steps(t, i)):
                 d = problem.gradient(t, i, k, y + perturbation)
-                y = y - eta * (d + wd * y)
+                y = y - eta * (problem.optimized(t, i, k, y, d) + wd * y)
             deltas.append(y - x)
         previous = x
         x = x + server_rate * mean(deltas)
@@ -661,7 +798,7 @@ def fedgloss(problem: Problem, *, server_radius: float, radius: float, regularis
             for k in range(problem.steps(t, i)):
                 ascent = radius * unit(problem.gradient(t, i, k, y))
                 d = problem.gradient(t, i, k, y + ascent) + regularisation * (y - start + h_i)
-                y = y - eta * (d + wd * y)
+                y = y - eta * (problem.optimized(t, i, k, y, d) + wd * y)
             h_client[i] = h_i + (y - start)
             deltas.append(y - start)
         last = mean(deltas)
@@ -693,7 +830,8 @@ def fedlesam_s(
             c_i = c_client.get(i, np.zeros_like(x))
             y = x
             for k in range(problem.steps(t, i)):
-                d = problem.gradient(t, i, k, y + perturbation) - c_i + c
+                g = problem.gradient(t, i, k, y + perturbation)
+                d = problem.optimized(t, i, k, y, g) - c_i + c
                 y = y - eta * (d + wd * y)
             c_plus = c_i - c + (x - y) / (problem.steps(t, i) * eta)
             deltas.append(y - x)
@@ -726,7 +864,7 @@ def fedlesam_d(problem: Problem, *, radius: float, regularisation: float, memory
             y = x
             for k in range(problem.steps(t, i)):
                 d = problem.gradient(t, i, k, y + perturbation) + regularisation * (y - x + h_i)
-                y = y - eta * (d + wd * y)
+                y = y - eta * (problem.optimized(t, i, k, y, d) + wd * y)
             h_client[i] = h_i + (y - x)
             deltas.append(y - x)
         previous = x
@@ -765,7 +903,7 @@ def fedrobust(
                 g, g_scale, g_offset = problem.shifted_gradient(t, i, k, y, scale, offset)
                 g_scale = g_scale - 2 * scale_penalty * (scale - 1.0)
                 g_offset = g_offset - 2 * offset_penalty * offset
-                y = y - eta * (g + wd * y)
+                y = y - eta * (problem.optimized(t, i, k, y, g) + wd * y)
                 scale = scale + scale_rate * g_scale
                 offset = offset + offset_rate * g_offset
             excess_client[i] = scale - 1.0
@@ -794,7 +932,7 @@ def fedswa(problem: Problem, *, final_rate: float, server_rate: float = 1.0) -> 
             for k in range(steps):
                 eta_k = eta * ((1 - k / steps) + final_rate * k / steps)
                 g = problem.gradient(t, i, k, y)
-                y = y - eta_k * (g + wd * y)
+                y = y - eta_k * (problem.optimized(t, i, k, y, g) + wd * y)
             deltas.append(y - x)
         x = x + server_rate * mean(deltas)
         models.append(x)
@@ -816,7 +954,11 @@ def fedmo(problem: Problem, *, momentum_rate: float, option: Option = "II") -> T
             c_i = c_client.get(i, np.zeros_like(x))
             y = x
             for k in range(problem.steps(t, i)):
-                d = problem.gradient(t, i, k, y) - c_i + m
+                g = problem.gradient(t, i, k, y)
+                if option == "I":
+                    d = problem.optimized(t, i, k, y, g - c_i + m)
+                else:
+                    d = problem.optimized(t, i, k, y, g) - c_i + m
                 y = y - eta * (d + wd * y)
             if option == "I":
                 c_plus = problem.full_gradient(i, x)
@@ -860,7 +1002,11 @@ def fedmoswa(
             length = 0.0
             for k in range(steps):
                 eta_k = eta * ((1 - k / steps) + final_rate * k / steps)
-                d = problem.gradient(t, i, k, y) - c_i + m
+                g = problem.gradient(t, i, k, y)
+                if option == "I":
+                    d = problem.optimized(t, i, k, y, g - c_i + m)
+                else:
+                    d = problem.optimized(t, i, k, y, g) - c_i + m
                 y = y - eta_k * (d + wd * y)
                 length = length + eta_k
             c_plus = problem.full_gradient(i, x) if option == "I" else c_i - m - (y - x) / length
@@ -892,7 +1038,7 @@ def fednsam(problem: Problem, *, lookahead: float, radius: float) -> Trace:
             y = x
             for k in range(problem.steps(t, i)):
                 d = problem.gradient(t, i, k, y + lookahead * m + perturbation)
-                y = y - eta * (d + wd * y)
+                y = y - eta * (problem.optimized(t, i, k, y, d) + wd * y)
             deltas.append(y - x)
         m = lookahead * m + mean(deltas)
         x = x + m
@@ -917,7 +1063,8 @@ def fednsam_s(problem: Problem, *, lookahead: float, radius: float) -> Trace:
             c_i = c_client.get(i, np.zeros_like(x))
             y = x
             for k in range(problem.steps(t, i)):
-                d = problem.gradient(t, i, k, y + lookahead * m + perturbation) - c_i + c
+                g = problem.gradient(t, i, k, y + lookahead * m + perturbation)
+                d = problem.optimized(t, i, k, y, g) - c_i + c
                 y = y - eta * (d + wd * y)
             c_plus = c_i - c + (x - y) / (problem.steps(t, i) * eta)
             deltas.append(y - x)
@@ -955,7 +1102,7 @@ def fednsam_d(
             for k in range(problem.steps(t, i)):
                 d = problem.gradient(t, i, k, y + lookahead * m + perturbation)
                 d = d + regularisation * (y - x + h_i)
-                y = y - eta * (d + wd * y)
+                y = y - eta * (problem.optimized(t, i, k, y, d) + wd * y)
             h_client[i] = h_i + (y - x)
             deltas.append(y - x)
         h = h + len(cohort) / problem.clients * mean(deltas)
@@ -984,7 +1131,7 @@ def nesterov_sam(problem: Problem, *, lookahead: float, radius: float) -> Trace:
             for k in range(problem.steps(t, i)):
                 epsilon = radius * unit(problem.gradient(t, i, k, y))
                 d = problem.gradient(t, i, k, y + epsilon)
-                y = y - eta * (d + wd * y)
+                y = y - eta * (problem.optimized(t, i, k, y, d) + wd * y)
             deltas.append(y - phi)
         m = lookahead * m + mean(deltas)
         x = x + m
@@ -1096,7 +1243,7 @@ def fedsynsam(
     inner_rate_rate: float,
     synthetic_batch: int,
     inner_rate: float | None = None,
-    optimizer: str = "adam",
+    sample_optimizer: str = "adam",
     server_rate: float = 1.0,
 ) -> Trace:
     """FedSynSAM, matching from the first model to the last so that there is nothing to draw."""
@@ -1118,7 +1265,7 @@ def fedsynsam(
                 sample_rate=sample_rate,
                 inner_rate=problem.steps(t, 0) * eta if inner_rate is None else inner_rate,
                 inner_rate_rate=inner_rate_rate,
-                optimizer=optimizer,
+                optimizer=sample_optimizer,
             )
         deltas = []
         for i in cohort:
@@ -1134,7 +1281,7 @@ def fedsynsam(
                     there = problem.made_up_gradient(y, inputs[batch], labels[batch])
                     ascent = local_weight * ascent + (1 - local_weight) * there
                 d = problem.gradient(t, i, k, y + radius * unit(ascent))
-                y = y - eta * (d + wd * y)
+                y = y - eta * (problem.optimized(t, i, k, y, d) + wd * y)
             deltas.append(y - x)
         x = x + server_rate * mean(deltas)
         models.append(x)
@@ -1181,7 +1328,7 @@ def dynafed(
             y = x
             for k in range(problem.steps(t, i)):
                 g = problem.gradient(t, i, k, y)
-                y = y - eta * (g + wd * y)
+                y = y - eta * (problem.optimized(t, i, k, y, g) + wd * y)
             deltas.append(y - x)
         x = x + mean(deltas)
         if t >= models - 1:
@@ -1235,7 +1382,7 @@ def dynafed_syn_only(
                 y = x
                 for k in range(problem.steps(t, i)):
                     g = problem.gradient(t, i, k, y)
-                    y = y - eta * (g + wd * y)
+                    y = y - eta * (problem.optimized(t, i, k, y, g) + wd * y)
                 deltas.append(y - x)
             x = x + mean(deltas)
         visited.append(x)

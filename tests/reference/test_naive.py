@@ -58,6 +58,7 @@ class Toy:
     inputs: int = 3
     start: Vector = field(init=False)
     weight_mask: npt.NDArray[np.bool_] = field(init=False)
+    shapes: list[tuple[int, ...]] = field(init=False)
     cohorts: list[list[int]] = field(init=False)
     calls: dict[tuple[int, int], list[Call]] = field(init=False)
 
@@ -66,6 +67,7 @@ class Toy:
         sizes = [HIDDEN * self.inputs, HIDDEN, HIDDEN]
         self.start = random.normal(size=sum(sizes)) * 0.7
         self.weight_mask = np.repeat([True, False, True], sizes)
+        self.shapes = [(HIDDEN, self.inputs), (HIDDEN,), (HIDDEN,)]
         self.data = []
         for client in range(self.clients):
             inputs = random.normal(loc=0.5 * client - 1.0, size=(SAMPLES, self.inputs))
@@ -97,6 +99,9 @@ class Toy:
         value = backward(point, *self.batch(round, client, step))[0]
         self.calls.setdefault((round, client), []).append(Call(step, point, value))
         return value
+
+    def optimized(self, round: int, client: int, step: int, point: Vector, gradient: Vector) -> Vector:
+        return gradient
 
     def full_gradient(self, client: int, point: Vector) -> Vector:
         return backward(point, *self.data[0 if self.alike else client])[0]
@@ -214,6 +219,8 @@ GENERIC: dict[str, Method] = {
     "fedacg": partial(naive.fedacg, lookahead=0.7, proximal_weight=0.2),
     "fedanag": partial(naive.fedanag, momentum_decay=0.5),
     "fedlnag": partial(naive.fedlnag, momentum_decay=0.5),
+    "fedadamw": partial(naive.fedadamw, global_weight=0.4, beta1=0.8, beta2=0.95, eps=0.01),
+    "fedmuon": partial(naive.fedmuon, global_weight=0.4, momentum=0.8, ratio=0.7),
     "fedsam": partial(naive.fedsam, radius=0.2),
     "mofedsam": partial(naive.mofedsam, radius=0.2, fresh_weight=0.3),
     "fedasam": partial(naive.fedasam, radius=0.3, offset=0.1),
@@ -257,6 +264,8 @@ STATES: dict[str, tuple[set[str], set[str]]] = {
     "fedacg": ({"momentum"}, set()),
     "fedanag": ({"momentum_gradient"}, set()),
     "fedlnag": ({"buffer"}, set()),
+    "fedadamw": ({"second_moment", "second_filled", "momentum_gradient"}, set()),
+    "fedmuon": ({"momentum", "momentum_gradient"}, set()),
     "mofedsam": ({"momentum_gradient"}, set()),
     "fedgamma": ({"control"}, {"control"}),
     "fedspeed": (set(), {"dual"}),
@@ -272,6 +281,10 @@ STATES: dict[str, tuple[set[str], set[str]]] = {
     "fedsagd": ({"momentum_gradient"}, set()),
     "nesterov_sam": ({"momentum"}, set()),
 }
+
+
+SHORT = {("fedadamw", "second_moment"): (3,), ("fedadamw", "second_filled"): (1,)}
+"""Vectors with a number for each tensor, or for all of them."""
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -325,7 +338,7 @@ def test_unit_vectors() -> None:
     assert np.linalg.norm(unit(np.full(5, 1e-9))) == pytest.approx(1.0, abs=1e-12)
 
 
-HELPERS = {"unit", "mean", "adam", "distil", "fine_tuned"}
+HELPERS = {"unit", "mean", "adam", "adamw", "distil", "fine_tuned", "muon", "orthogonal"}
 
 
 def test_every_method_is_exercised() -> None:
@@ -343,8 +356,11 @@ def test_trace_layout(name: str) -> None:
     assert_close(trace.models[0], toy.start)
     assert set(trace.server) == server
     assert set(trace.clients) == clients
-    for vector in [*trace.models, *trace.server.values()]:
+    for vector in trace.models:
         assert vector.shape == toy.start.shape
+        assert vector.dtype == np.float64
+    for kept, vector in trace.server.items():
+        assert vector.shape == SHORT.get((name, kept), toy.start.shape)
         assert vector.dtype == np.float64
     for states in trace.clients.values():
         assert set(states) == set(itertools.chain(*toy.cohorts))
@@ -1215,7 +1231,7 @@ OPTIONS: dict[str, tuple[Method, Method]] = {
     ),
     "fedlesam": (GENERIC["fedlesam"], partial(naive.fedlesam, radius=0.2, memory="server")),
     "fedlesam_s": (GENERIC["fedlesam_s"], partial(naive.fedlesam_s, radius=0.2, memory="server")),
-    "fedsynsam": (GENERIC["fedsynsam"], partial(GENERIC["fedsynsam"], optimizer="sgd")),
+    "fedsynsam": (GENERIC["fedsynsam"], partial(GENERIC["fedsynsam"], sample_optimizer="sgd")),
     "fedlesam_d": (
         GENERIC["fedlesam_d"],
         partial(naive.fedlesam_d, radius=0.2, regularisation=0.3, memory="server"),

@@ -12,12 +12,16 @@ Deviations: the look-ahead form y = x − β m printed by the FedSAGD paper lack
 look-ahead points are these iterates at step size (1 − β) η. Weight decay is part of g.
 """
 
+from typing import Literal
+
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.types import Decay, Positive
-from flatfed.parts import Average, LocalNesterov
+from flatfed.parts import Average, LocalMomentum
 
 
 @register
 def fedlnag(momentum_decay: Decay = 0.9, communicate: bool = True, server_rate: Positive = 1.0) -> Algorithm:
-    return Algorithm(correct=LocalNesterov(momentum_decay, communicate), server=Average(server_rate))
+    state: Literal["averaged", "reset"] = "averaged" if communicate else "reset"
+    momentum = LocalMomentum(momentum_decay, nesterov=True, state=state)
+    return Algorithm(optimizer=momentum, server=Average(server_rate))

@@ -32,7 +32,7 @@ def fedsynsam(
     sample_rate: Positive = 0.05,
     inner_rate: Positive | None = None,
     inner_rate_rate: NonNegative = 1e-5,
-    optimizer: Literal["adam", "sgd"] = "adam",
+    sample_optimizer: Literal["adam", "sgd"] = "adam",
     synthetic_batch: Count = 128,
     initial: str | None = None,
     server_rate: Positive = 1.0,
@@ -45,7 +45,7 @@ def fedsynsam(
         sample_rate=sample_rate,
         inner_rate=inner_rate,
         inner_rate_rate=inner_rate_rate,
-        optimizer=optimizer,
+        optimizer=sample_optimizer,
         initial=initial,
     )
     return Algorithm(

@@ -14,9 +14,9 @@ from typing import Any, ParamSpec
 from pydantic import ConfigDict, ValidationError, validate_call
 
 from flatfed import parts
-from flatfed.core.algorithm import TRANSPORT, Algorithm, ImpossibleComposition
+from flatfed.core.algorithm import COMMON, Algorithm, ImpossibleComposition
 from flatfed.core.errors import FlatfedError, did_you_mean, match_name, one_line, shown
-from flatfed.core.part import NEUTRAL, SLOTS, Part, describe_part, part_name
+from flatfed.core.part import NEUTRAL, SLOTS, Optimizer, Part, describe_part, part_name
 from flatfed.core.types import plain
 
 Options = ParamSpec("Options")
@@ -41,7 +41,7 @@ def register(make: Callable[Options, Algorithm]) -> Callable[Options, Algorithm]
         bound = signature.bind(*positional, **named)
         bound.apply_defaults()
         options = {option: plain(value) for option, value in bound.arguments.items()}
-        return replace(algorithm, name=name, options=options, composed_of=algorithm.parts)
+        return replace(algorithm, name=name, options=options, composed_of=algorithm.chosen)
 
     ALGORITHMS[name] = construct
     return construct
@@ -56,6 +56,7 @@ FAMILIES = {
     "synthetic": "synthetic data on the server",
     "gradient": "gradients at a perturbed point",
     "start": "another starting point",
+    "optimizer": "optimizers on the clients",
     "correct": "corrected and regularised directions",
     "schedule": "step sizes within a round",
     "": "averaging and server optimizers",
@@ -89,13 +90,14 @@ def facts(name: str) -> dict[str, Any]:
 
 
 def parts_by_name(slot: str) -> dict[str, type[Part]]:
-    kinds = (kind for kind in vars(parts).values() if isinstance(kind, type))
-    return {NEUTRAL: SLOTS[slot]} | {part_name(kind): kind for kind in kinds if issubclass(kind, SLOTS[slot])}
+    kinds = (kind for kind in vars(parts).values() if isinstance(kind, type) and issubclass(kind, Part))
+    return {NEUTRAL: SLOTS[slot]} | {part_name(kind): kind for kind in kinds if kind.slot == slot}
 
 
 def build(description: str | Mapping[str, Any]) -> Algorithm:
     """An algorithm from its name, from {name, options…}, or from parts by slot.
 
+    >>> build({"name": "fedsam", "radius": 0.05, "optimizer": "adamw"})
     >>> build({"gradient": {"part": "sharpness_aware", "radius": 0.05}, "correct": ["control_variate"]})
     """
     if isinstance(description, str):
@@ -104,10 +106,15 @@ def build(description: str | Mapping[str, Any]) -> Algorithm:
         raise FlatfedError(f"algorithm = {shown(description)}: give a name, or a table of parts by slot")
     _check_names(description, "algorithm")
     if "name" in description:
-        transport = {key: value for key, value in description.items() if key in TRANSPORT}
-        options = {key: value for key, value in description.items() if key not in {"name", *transport}}
+        common = {key: value for key, value in description.items() if key in COMMON}
+        options = {key: value for key, value in description.items() if key not in {"name", *common}}
         named = build_named(description["name"], options)
-        return _composed(functools.partial(replace, named), transport) if transport else named
+        if "optimizer" in common and type(named.optimizer) is not Optimizer:
+            raise FlatfedError(
+                f"algorithm.optimizer = {shown(common['optimizer'])}: {named.name} has a local optimizer of "
+                f"its own, {part_name(named.optimizer)}; leave this out, or compose parts"
+            )
+        return _composed(functools.partial(replace, named), common) if common else named
     unknown = sorted(set(description) - {*SLOTS, "uncompressed"})
     if unknown:
         known = [*SLOTS, "uncompressed", "name"]

@@ -49,15 +49,15 @@ def compare_(
     tensorboard: Tracking = None,
 ) -> None:
     """Run several algorithms on the same data, clients and batches."""
-    from flatfed.core.algorithm import TRANSPORT
+    from flatfed.core.algorithm import COMMON
     from flatfed.runs.compare import DEMO, Contestant
     from flatfed.training.config import Config, with_assignments
 
     base = dict(Config.read(config).model_dump(exclude_unset=True)) if config else DEMO.setting
     for assignment in assignments or []:
         table, _, key = assignment.partition("=")[0].strip().partition(".")
-        transport = table == "algorithm" and key.partition(".")[0] in TRANSPORT
-        if (table == "algorithm" and not transport) or (table, key) == ("training", "seed"):
+        common = table == "algorithm" and key.partition(".")[0] in COMMON
+        if (table == "algorithm" and not common) or (table, key) == ("training", "seed"):
             raise FlatfedError(
                 f"--set {assignment}: name the algorithms and their options as arguments, and use --seeds"
             )

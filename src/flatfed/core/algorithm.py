@@ -15,6 +15,7 @@ from flatfed.core.part import (
     Compressor,
     Correction,
     Gradient,
+    Optimizer,
     Part,
     Schedule,
     Server,
@@ -28,7 +29,9 @@ from flatfed.core.part import (
 from flatfed.core.state import Reads, State, Vector
 
 TRANSPORT = ("aggregate", "compress", "uncompressed")
-"""What may be set beside any algorithm, named or composed: how its uploads travel and are combined."""
+"""How an algorithm's uploads travel and are combined, which is independent of what it is."""
+COMMON = ("optimizer", *TRANSPORT)
+"""What may be set beside any algorithm, named or composed."""
 
 
 def short_names(keys: Iterable[str]) -> dict[str, str]:
@@ -81,6 +84,7 @@ class Algorithm:
     start: Start = Start()
     gradient: Gradient = Gradient()
     correct: Correction | tuple[Correction, ...] = ()
+    optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
     aggregate: Aggregator = Aggregator()
     server: Server = Server()
@@ -91,7 +95,7 @@ class Algorithm:
     name: str = "custom"
     options: dict[str, Any] = field(default_factory=dict, compare=False)
     composed_of: tuple[Part, ...] = field(default=(), compare=False, repr=False)
-    """The parts that the named constructor chose; if they were replaced, the name no longer says it all."""
+    """What the named constructor chose; if it was replaced, the name no longer says it all."""
 
     def __post_init__(self) -> None:
         corrections = self.correct if isinstance(self.correct, list | tuple) else (self.correct,)
@@ -99,13 +103,25 @@ class Algorithm:
         for slot, kind in SLOTS.items():
             filling = getattr(self, slot)
             for part in filling if slot == "correct" else (filling,):
-                if not isinstance(part, kind):
+                if not isinstance(part, kind) or part.slot != slot:
                     raise ImpossibleComposition(f"{slot}: {part!r} is not a {kind.__name__} part")
         self._check_composition()
 
     @cached_property
     def corrections(self) -> tuple[Correction, ...]:
-        return self.correct if isinstance(self.correct, tuple) else (self.correct,)
+        """The pipeline of a local step: what corrects gradients, the optimizer, what corrects steps."""
+        chosen = self.correct if isinstance(self.correct, tuple) else (self.correct,)
+        if type(self.optimizer) is Optimizer:
+            return chosen
+        of_steps = tuple(part for part in chosen if part.measures_steps)
+        return (*(part for part in chosen if not part.measures_steps), self.optimizer, *of_steps)
+
+    @property
+    def chosen(self) -> tuple[Part, ...]:
+        """What fills the slots that make it this algorithm, the optimizer first."""
+        assert isinstance(self.correct, tuple)
+        before = (self.optimizer, self.start, self.gradient)
+        return (*before, *self.correct, self.schedule, self.server, self.synthetic)
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
@@ -235,11 +251,15 @@ class Algorithm:
 
     def describe(self) -> dict[str, Any]:
         """The algorithm as plain data, from which `flatfed.algorithms.build` makes it again."""
-        named = self.name != "custom" and self.composed_of == self.parts
+        own, *others = self.composed_of or (None,)
+        kept = self.optimizer == own
+        # An optimizer may be set beside a name that has none of its own.
+        same = others == list(self.chosen[1:]) and (kept or type(own) is Optimizer)
+        named = same and self.name != "custom"
         described: dict[str, Any] = {"name": self.name, **self.options} if named else {}
         for slot, kind in SLOTS.items():
             filling = getattr(self, slot)
-            if named and slot not in TRANSPORT:
+            if named and (kept if slot == "optimizer" else slot not in TRANSPORT):
                 continue
             if slot == "correct":
                 described[slot] = [describe_part(part) for part in filling]

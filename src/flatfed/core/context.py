@@ -51,6 +51,8 @@ class ClientContext:
     """The gradient over all of the client's data at the received model, without weight decay."""
     displacement: Tensor
     """The local model minus the received one; overwritten at every step, so clone it to keep it."""
+    radius_factor: float = 1.0
+    """What the radii of perturbations are multiplied by in this round."""
 
     @property
     def origin(self) -> Tensor:
@@ -72,6 +74,8 @@ class MergeContext:
     """The participants' share of the population's weight: S/N when all clients weigh the same."""
     total_rate: float
     """The mean of the participants' Σ η_k."""
+    radius_factor: float = 1.0
+    """What the radii of perturbations were multiplied by in this round."""
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,14 @@ class Layout:
         parameters = dict(module.named_parameters())
         return self.pack([parameters[entry.name].detach() for entry in self.entries])
 
+    def tensor_means(self, vectors: Tensor) -> Tensor:
+        """The mean over every parameter: [..., P] → [..., tensors]."""
+        return torch.stack([piece.mean(-1) for piece in vectors.split(self.sizes, -1)], -1)
+
+    def spread(self, means: Tensor) -> Tensor:
+        """Every parameter filled with one number: [..., tensors] → [..., P]."""
+        return means.repeat_interleave(torch.tensor(self.sizes, device=means.device), -1)
+
     def weight_entries(self, minimum_dimensions: int = 0) -> Tensor:
         """[P] booleans: the entries of parameters whose name contains "weight" (ASAM scales these)."""
         return torch.cat(

@@ -7,7 +7,7 @@ goes in and comes out. A part sees its own vectors and uploads under the names t
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 import torch
 from pydantic import ConfigDict, ValidationError
@@ -82,13 +82,15 @@ class _PartType(type):
             return super().__call__(*positional, **named)
         except ValidationError as error:
             known: list[str] = [item.name for item in fields(cls)] if is_dataclass(cls) else []
-            raise FlatfedError(one_line(error, known, prefix=snake_case(cls.__name__))) from None
+            raise FlatfedError(one_line(error, known, prefix=part_name(cast(type[Part], cls)))) from None
 
 
 class Part(metaclass=_PartType):
     """One ingredient. Everything has a neutral default, so a part overrides only what it is about."""
 
     slot: ClassVar[str]
+    label: ClassVar[str] = ""
+    """What it is called in config files, if not by its class's name in snake_case."""
     # An option that a part does not know is refused; a part may hold another.
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
         extra="forbid", arbitrary_types_allowed=True, strict=True
@@ -213,8 +215,14 @@ class Correction(Part):
     """
 
     slot = "correct"
-    decays_gradient: ClassVar[bool] = False
-    """Whether weight decay belongs to the gradient that this part accumulates."""
+
+    @property
+    def measures_steps(self) -> bool:
+        """Whether it makes its vectors of how far the model moved, so that they correct steps, not gradients.
+
+        Without an optimizer there is no difference; with one, such a part comes after it.
+        """
+        return False
 
     @property
     def shifts_model(self) -> bool:
@@ -232,6 +240,17 @@ class Correction(Part):
     def shift(self, server: State) -> Tensor:
         """What the merged state adds to the new model, beyond the server's rule."""
         return torch.zeros_like(server["model"])
+
+
+class Optimizer(Correction):
+    """Which step is made of a gradient? Here: the gradient itself, as SGD does.
+
+    It stands between the corrections of gradients and those of steps (`measures_steps`).
+    """
+
+    slot = "optimizer"
+    decays_gradient: ClassVar[bool] = False
+    """Whether weight decay belongs to the gradient that it accumulates, and not to the step."""
 
 
 class Schedule(Part):
@@ -325,7 +344,17 @@ class Compressor(Part):
 
 SLOTS: dict[str, type[Part]] = {
     kind.slot: kind
-    for kind in (Start, Gradient, Correction, Schedule, Aggregator, Server, Synthetic, Compressor)
+    for kind in (
+        Start,
+        Gradient,
+        Correction,
+        Optimizer,
+        Schedule,
+        Aggregator,
+        Server,
+        Synthetic,
+        Compressor,
+    )
 }
 NEUTRAL = "none"
 """What a slot's neutral part is called in config files."""
@@ -336,8 +365,9 @@ def plus_shift(model: Tensor, shift: Tensor | None) -> Tensor:
 
 
 def part_name(part: Part | type[Part]) -> str:
-    """The snake_case name by which a part is called in config files."""
-    return snake_case((part if isinstance(part, type) else type(part)).__name__)
+    """The name by which a part is called in config files."""
+    kind = part if isinstance(part, type) else type(part)
+    return kind.label or snake_case(kind.__name__)
 
 
 def describe_part(part: Part) -> dict[str, Any]:

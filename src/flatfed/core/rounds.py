@@ -18,7 +18,7 @@ from flatfed.core.algorithm import Algorithm, ImpossibleComposition, Member
 from flatfed.core.context import Affine, Carry, ClientContext, MergeContext, Oracle
 from flatfed.core.errors import DivergedError
 from flatfed.core.flat import length
-from flatfed.core.part import Compressor, Correction, part_name
+from flatfed.core.part import Compressor, Correction, Optimizer, part_name
 from flatfed.core.settings import Training
 from flatfed.core.state import State, Vectors, owned
 
@@ -64,8 +64,10 @@ class _Stage:
     def __init__(self, correction: Correction, context: ClientContext) -> None:
         self.correction, self.context = correction, context
         self.carry = correction.begin(context)
+        self.decays_gradient = isinstance(correction, Optimizer) and correction.decays_gradient
         overrides = type(correction).direction is not Correction.direction
-        self.affine = None if overrides else correction.affine(context, self.carry)
+        foldable = not overrides and not self.decays_gradient
+        self.affine = correction.affine(context, self.carry) if foldable else None
 
     def direction(self, direction: Tensor) -> Tensor:
         if self.affine is not None:
@@ -97,8 +99,8 @@ def client_round(
     """K local steps; `point` [..., P] is working memory that already holds the received model.
 
     The gradient is clipped (`clip_stage="loss"`; full gradients, too), corrected, perhaps clipped then
-    ("total"), and decayed at the unperturbed local model. A part that accumulates gradients over steps takes
-    the decayed one.
+    ("total"), and decayed at the unperturbed local model. An optimizer that accumulates gradients over steps
+    may take the decayed one.
     `context.displacement` is working memory too: zeros at the start, and the displacement at the end.
     """
     clip_loss = training.clip if training.clip_stage == "loss" else None
@@ -116,6 +118,8 @@ def client_round(
     ]
     # The last affine maps become part of the step, unless all corrections together are to be clipped.
     folded, stepwise = Affine(), list(stages)
+    decay = training.weight_decay
+    decayed = next((stage for stage in stages if stage.decays_gradient), None) if decay else None
     while clip_total is None and stepwise and (affine := stepwise[-1].affine) is not None:
         folded = affine.then(folded)
         stepwise.pop()
@@ -125,9 +129,7 @@ def client_round(
         # Where gradients are taken moves as the local model does, so that only one of them has to.
         point.add_(shift)
         start = start + shift
-    decay = training.weight_decay
-    decay_first = decay and any(correction.decays_gradient for correction in algorithm.corrections)
-    if decay and not decay_first:
+    if decay and decayed is None:
         folded = folded.then(Affine(spring=decay, pull=-decay * context.origin))
     step = _Step(folded, start)
     _check_factors((folded, *(stage.affine or Affine() for stage in stages)), context, training)
@@ -138,9 +140,10 @@ def client_round(
             raise _misfit(gradient_member.owner, direction, point)
         if clip_loss is not None:
             direction = clipped(direction, clip_loss)
-        if decay_first:
-            direction = direction.add(point if shift is None else context.origin + displacement, alpha=decay)
         for stage in stepwise:
+            if stage is decayed:
+                local = point if shift is None else context.origin + displacement
+                direction = direction.add(local, alpha=decay)
             direction = stage.direction(direction)
         if clip_total is not None:
             direction = clipped(direction, clip_total)

@@ -51,7 +51,14 @@ class Training(CheckedModel):
     lr: Positive = 0.1
     """The local step size η."""
     lr_decay: PositiveShare = 1.0
-    """η is multiplied by this after every round."""
+    """η is multiplied by this after every `lr_decay_every` rounds."""
+    lr_decay_every: Count = 1
+    lr_cosine: Count | None = None
+    """Rounds over which η falls to zero along half a cosine: as many as there are, or more to go on later."""
+    lr_warmup: Count | None = None
+    """Rounds over which η rises to its full size in equal steps, beside what the others do to it."""
+    radius_schedule: Literal["constant", "lr", "sqrt"] = "constant"
+    """Radii ρ of local perturbations are constant, in proportion to η, or ρ/√t in round t = 1, 2, …."""
     weight_decay: NonNegative = 0.0
     clip: Positive | None = None
     """The largest norm of a gradient."""
@@ -79,10 +86,21 @@ class Training(CheckedModel):
                 raise ValueError(
                     f"{one} = {getattr(self, one)} and {other} = {getattr(self, other)}: give only one"
                 )
+        if self.lr_cosine is not None and self.lr_cosine < self.rounds:
+            raise ValueError(
+                f"lr_cosine = {self.lr_cosine}: the step size is 0 from round {self.lr_cosine + 1} on; use "
+                f"at least rounds = {self.rounds}"
+            )
+        if self.rate(0) < SMALLEST:
+            raise ValueError(
+                f"lr_warmup = {self.lr_warmup}: in round 1 single precision cannot hold the step size "
+                f"{self.lr:g} / {self.lr_warmup}; lower lr_warmup or raise lr"
+            )
         if self.rate(self.rounds - 1) < SMALLEST:
+            decays = (self.rounds - 1) // self.lr_decay_every
             raise ValueError(
                 f"lr_decay = {self.lr_decay:g}: in round {self.rounds} single precision cannot hold the step "
-                f"size {self.lr:g} · {self.lr_decay:g}^{self.rounds - 1}; raise lr_decay or take fewer rounds"
+                f"size {self.lr:g} · {self.lr_decay:g}^{decays}; raise lr_decay or take fewer rounds"
             )
         return self
 
@@ -98,4 +116,16 @@ class Training(CheckedModel):
         return max(1, math.floor(share * clients + 0.5))
 
     def rate(self, round_number: int) -> float:
-        return self.lr * self.lr_decay**round_number
+        """η in a round, counted from 0."""
+        rate = self.lr * self.lr_decay ** (round_number // self.lr_decay_every)
+        if self.lr_cosine is not None:
+            rate *= math.cos(math.pi / 2 * round_number / self.lr_cosine) ** 2
+        if self.lr_warmup is not None:
+            rate *= min(1.0, (round_number + 1) / self.lr_warmup)
+        return rate
+
+    def radius_factor(self, round_number: int) -> float:
+        """What radii are multiplied by in a round, counted from 0."""
+        if self.radius_schedule == "lr":
+            return self.rate(round_number) / self.lr
+        return 1.0 if self.radius_schedule == "constant" else (round_number + 1) ** -0.5

@@ -23,7 +23,7 @@ MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 """In bytes."""
 State = Mapping[str, Tensor]
 Vectors = dict[str, Tensor]
-Size = Literal["model", "inputs", "inputs_squared", "channels", "classes", "one"]
+Size = Literal["model", "inputs", "inputs_squared", "channels", "classes", "tensors", "one"]
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,8 @@ class Dimensions:
     input_shape: tuple[int, ...]
     classes: int = 0
     """The model's outputs, where targets are class labels."""
+    tensors: int = 1
+    """The model's trainable parameters, counted as tensors."""
 
     @property
     def inputs(self) -> int:
@@ -81,6 +83,7 @@ class Dimensions:
             "inputs_squared": self.inputs**2,
             "channels": self.input_shape[0] if self.input_shape else 1,
             "classes": self.classes,
+            "tensors": self.tensors,
             "one": 1,
         }
         length = vector.count * (self.classes if vector.per_class else 1) * lengths[vector.size]

@@ -216,7 +216,8 @@ class Subject:
                 visit(client, step, model)
             step += 1
 
-        watched = replace(self.algorithm, correct=(_Watched(see), *self.algorithm.corrections))
+        corrections = [part for part in self.algorithm.corrections if part.slot == "correct"]
+        watched = replace(self.algorithm, correct=(_Watched(see), *corrections))
         worker = Worker(replace(self.plan, algorithm=watched), self.task.model, self.federation)
         sent, seen = broadcast(self.algorithm, self.server, self.buffers), 0
         # A chunk at a time, so that the steps seen are all its own.

@@ -22,10 +22,10 @@ bound, too. G is
     1/τ           FedAdam
 
 The last two rows get no contraction (Γ = 0) from weight decay. There is no bound for methods with duals or
-control variates, whose sums this argument cannot limit, none under compression, and none under weight decay
-for those that weigh gradient and momentum. The FedSAGD paper's bounds are of this kind: for FedSAGD it has
-the factor 1 − (1 − Γ)^T with 2 + 2β in front, as here. Because μ is ordinary weight decay, FedAvg with the
-same decay has a smaller bound.
+control variates, whose sums this argument cannot limit, none with AdamW or Muon, none under compression, and
+none under weight decay for those that weigh gradient and momentum. The FedSAGD paper's bounds are of this
+kind: for FedSAGD it has the factor 1 − (1 − Γ)^T with 2 + 2β in front, as here. Because μ is ordinary weight
+decay, FedAvg with the same decay has a smaller bound.
 
 A bound is about the worst case. The constants are estimated at two models (the first and the present one) and
 some batches, so they are lower than the true ones: a curve drawn with them is a yardstick, no guarantee.

@@ -127,7 +127,7 @@ def make_plan(
     if path == "matrix":
         _check_indices(bound, trial, federation)
     common = algorithm, loss, training, metrics, layout
-    dimensions = Dimensions(layout.size, shape.inputs, classes)
+    dimensions = Dimensions(layout.size, shape.inputs, classes, len(layout.entries))
     population = Population(len(federation), federation.total_samples, trial.samples)
     habits = trial.draws_random_numbers, trial.draws_in_evaluation, trial.edits_inputs
     return Plan(*common, dimensions, population, chosen_device, *habits, path, reason)
@@ -154,7 +154,7 @@ def plan_from_shape(
     classes = shape.classes(outputs)
     _check_shape(algorithm, shape, None if outputs is None else classes)
     common = algorithm, loss, training, metrics, layout
-    dimensions = Dimensions(layout.size, shape.inputs, classes)
+    dimensions = Dimensions(layout.size, shape.inputs, classes, len(layout.entries))
     # It cannot be tried here, and routing the draws of a model that has none changes nothing.
     habits = True, True, edits_inputs
     reason = "clients train where their data are"

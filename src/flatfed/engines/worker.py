@@ -185,6 +185,7 @@ class Worker(Evaluator):
             # Parts that want the full gradient share one pass.
             full_gradient=functools.cache(full_gradient),
             displacement=torch.zeros_like(point),
+            radius_factor=self.plan.training.radius_factor(round_number),
         )
 
     def _train_client(

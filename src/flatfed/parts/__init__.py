@@ -8,10 +8,10 @@ from flatfed.parts.correct import (
     FullGradientMomentum,
     GlobalMomentum,
     HybridProximal,
-    LocalNesterov,
     MomentumControlVariate,
     Proximal,
 )
+from flatfed.parts.optimizer import AdamW, LocalMomentum, Muon
 from flatfed.parts.perturb import (
     AdaptiveSharpnessAware,
     AlongMomentum,
@@ -27,6 +27,7 @@ from flatfed.parts.synthetic import FineTune, SyntheticMix, TrajectoryMatching
 
 __all__ = [
     "Adam",
+    "AdamW",
     "AdaptiveSharpnessAware",
     "AlongMomentum",
     "Average",
@@ -42,10 +43,11 @@ __all__ = [
     "HybridProximal",
     "LastModel",
     "LinearDecay",
-    "LocalNesterov",
+    "LocalMomentum",
     "LookAhead",
     "Momentum",
     "MomentumControlVariate",
+    "Muon",
     "PerturbedStart",
     "Proximal",
     "Quantize",

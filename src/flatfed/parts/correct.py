@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from flatfed.core.context import Affine, Carry, ClientContext, Finish, MergeContext, Stepped
+from flatfed.core.context import Affine, Carry, ClientContext, Finish, MergeContext
 from flatfed.core.part import Correction, StepBound, Upload
 from flatfed.core.state import State, Vector, Vectors
 from flatfed.core.types import Decay, NonNegative, Real, Share
@@ -45,7 +45,8 @@ class _Controlled(Correction):
     """d − c_i + c, where c_i stands for the client's own gradient and c for everyone's.
 
     Option I takes for c_i the client's full gradient at the received model. Option II recovers the mean of
-    the gradients it used, weighted by their step sizes, from how far it moved.
+    the gradients it used, weighted by their step sizes, from how far it moved; of an optimizer's steps c_i is
+    the mean step, and corrects steps.
     """
 
     option: Literal["I", "II"] = "II"
@@ -58,6 +59,10 @@ class _Controlled(Correction):
     @property
     def full_gradients(self) -> int:
         return 1 if self.option == "I" else 0
+
+    @property
+    def measures_steps(self) -> bool:
+        return self.option == "II"
 
     def begin(self, context: ClientContext) -> Carry:
         surplus = context.client["control"] - context.received["control"]
@@ -153,8 +158,8 @@ class DynamicRegulariser(Correction):
 class GlobalMomentum(Correction):
     """d ← a d + b m, where the server measures m from how far the participants moved.
 
-    m ← memory · m − gain · Δ̄ / Σ η_k, in the units of a gradient. With unequal step counts Σ η_k is the
-    participants' mean.
+    m ← memory · m − gain · Δ̄ / Σ η_k, in the units of a gradient (or of an optimizer's step, which it then
+    corrects). With unequal step counts Σ η_k is the participants' mean.
     """
 
     gradient_weight: Real
@@ -166,6 +171,7 @@ class GlobalMomentum(Correction):
     the rule allows. Training does not depend on it."""
 
     reads_displacement = True
+    measures_steps = True
 
     @property
     def step_bound(self) -> StepBound | None:
@@ -216,43 +222,3 @@ class FullGradientMomentum(Correction):
     def merge(self, server: State, mean: State, context: MergeContext) -> Vectors:
         fresh = (1 - self.decay) * mean["full_gradient"]
         return {"momentum_gradient": fresh + self.decay * server["momentum_gradient"]}
-
-
-@dataclass(frozen=True)
-class LocalNesterov(Correction):
-    """u ← β u + d, then d ← d + β u: Nesterov's steps inside the round.
-
-    The buffer u is averaged and sent on (`communicate=True`) or starts each round at zero.
-    """
-
-    decay: Decay
-    communicate: bool = True
-
-    decays_gradient = True
-
-    @property
-    def server_vectors(self) -> tuple[Vector, ...]:
-        return (Vector("buffer", broadcast=True),) if self.communicate else ()
-
-    @property
-    def uploads(self) -> tuple[Upload, ...]:
-        return (Upload("buffer"),) if self.communicate else ()
-
-    @property
-    def step_bound(self) -> StepBound:
-        """A geometric sum of past gradients."""
-        return StepBound(gain=1 / (1 - self.decay), contracts=False)
-
-    def begin(self, context: ClientContext) -> Carry:
-        origin = context.origin
-        return {"buffer": context.received["buffer"] if self.communicate else origin.new_zeros(origin.shape)}
-
-    def direction(self, direction: Tensor, context: ClientContext, carry: Carry) -> Stepped:
-        buffer = direction.add(carry["buffer"], alpha=self.decay)
-        return direction.add(buffer, alpha=self.decay), {"buffer": buffer}
-
-    def finish(self, context: ClientContext, carry: Carry, displacement: Tensor) -> Finish:
-        return Finish(upload={"buffer": carry["buffer"]} if self.communicate else {})
-
-    def merge(self, server: State, mean: State, context: MergeContext) -> Vectors:
-        return {"buffer": mean["buffer"]} if self.communicate else {}

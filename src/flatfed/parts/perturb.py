@@ -31,11 +31,11 @@ class SharpnessAware(PerturbedGradient):
     evaluations = 2
 
     def gradient(self, point: Tensor, oracle: Oracle, context: ClientContext, carry: Carry) -> Stepped:
-        here = oracle(point)
+        here, radius = oracle(point), self.radius * context.radius_factor
         if self.normalize:
-            there = oracle(torch.addcdiv(point, here, divisor(here), value=self.radius))
+            there = oracle(torch.addcdiv(point, here, divisor(here), value=radius))
         else:
-            there = oracle(point.add(here, alpha=self.radius))
+            there = oracle(point.add(here, alpha=radius))
         return (there if self.mix == 1 else torch.lerp(here, there, self.mix)), carry
 
 
@@ -63,7 +63,8 @@ class AdaptiveSharpnessAware(PerturbedGradient):
     def gradient(self, point: Tensor, oracle: Oracle, context: ClientContext, carry: Carry) -> Stepped:
         scale = torch.addcmul(carry["least"], carry["slope"], point.abs())
         ascent = unit(scale * oracle(point))
-        return oracle(torch.addcmul(point, scale, ascent, value=self.radius)), carry
+        radius = self.radius * context.radius_factor
+        return oracle(torch.addcmul(point, scale, ascent, value=radius)), carry
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class LastModel(PerturbedGradient):
         by_client = self.memory == "client"
         old = context.client["last_model"] if by_client else context.received["previous_model"]
         difference = old - context.origin
-        return difference.mul_(self.radius / divisor(difference))
+        return difference.mul_(self.radius * context.radius_factor / divisor(difference))
 
     def finish(self, context: ClientContext, carry: Carry, displacement: Tensor) -> Finish:
         return Finish(client={"last_model": context.origin} if self.memory == "client" else {})
@@ -112,7 +113,7 @@ class AlongMomentum(PerturbedGradient):
 
     def constant_shift(self, context: ClientContext) -> Tensor:
         momentum = context.received["momentum"]
-        return self.lookahead * momentum - self.radius * unit(momentum)
+        return self.lookahead * momentum - self.radius * context.radius_factor * unit(momentum)
 
 
 @dataclass(frozen=True)
@@ -137,18 +138,19 @@ class ConsensusPerturbation(PerturbedGradient):
     def gradient(self, point: Tensor, oracle: Oracle, context: ClientContext, carry: Carry) -> Stepped:
         # With μ_i + s kept as one vector, and ŝ written only as a quotient, a step takes fewer passes.
         ascent = oracle(point).sub_(carry["known"])
-        norm = divisor(ascent)
-        there = oracle(torch.addcdiv(point, ascent, norm, value=self.radius))
-        known = torch.addcdiv(carry["known"], ascent, norm, value=self.radius)
+        norm, radius = divisor(ascent), self.radius * context.radius_factor
+        there = oracle(torch.addcdiv(point, ascent, norm, value=radius))
+        known = torch.addcdiv(carry["known"], ascent, norm, value=radius)
         return there, {"known": known.sub_(context.received["perturbation"]), "ascent": ascent}
 
     def finish(self, context: ClientContext, carry: Carry, displacement: Tensor) -> Finish:
         dual = carry["known"] - context.received["perturbation"]
-        sent = dual - self.radius * unit(carry["ascent"]) if self.upload == "residual" else dual
+        last = self.radius * context.radius_factor * unit(carry["ascent"])
+        sent = dual - last if self.upload == "residual" else dual
         return Finish(client={"perturbation_dual": dual}, upload={"perturbation": sent})
 
     def merge(self, server: State, mean: State, context: MergeContext) -> Vectors:
-        return {"perturbation": self.radius * unit(mean["perturbation"])}
+        return {"perturbation": self.radius * context.radius_factor * unit(mean["perturbation"])}
 
 
 @dataclass(frozen=True)

@@ -277,7 +277,8 @@ class SyntheticMix(PerturbedGradient):
             there = oracle.on_samples(point, inputs[chosen], targets[chosen])
             ascent = torch.lerp(there, ascent, self.local_weight)
             carry = {"step": carry["step"] + 1}
-        return oracle(torch.addcdiv(point, ascent, divisor(ascent), value=self.radius)), carry
+        radius = self.radius * context.radius_factor
+        return oracle(torch.addcdiv(point, ascent, divisor(ascent), value=radius)), carry
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from flatfed.core.algorithm import TRANSPORT
+from flatfed.core.algorithm import COMMON
 from flatfed.core.errors import DivergedError, FlatfedError
 from flatfed.core.settings import Training
 from flatfed.runs.files import RunFolderError
@@ -155,9 +155,9 @@ class Contestant:
         changed = {**base, **self.changes, "training": training}
         common = base.get("algorithm", {})
         if isinstance(common, Mapping) and isinstance(changed.get("algorithm"), Mapping):
-            # How uploads travel is part of the setting, unless a contestant has its own way.
-            transport = {key: common[key] for key in TRANSPORT if key in common}
-            changed["algorithm"] = {**transport, **changed["algorithm"]}
+            # The optimizer and how uploads travel are part of the setting, unless a contestant has its own.
+            shared = {key: common[key] for key in COMMON if key in common}
+            changed["algorithm"] = {**shared, **changed["algorithm"]}
         return Config.checked(changed)
 
 

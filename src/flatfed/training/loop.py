@@ -153,6 +153,7 @@ class TrainingLoop:
             round=number,
             fraction=mean.weight / self.plan.population.weight(self.training),
             total_rate=mean.total_rate,
+            radius_factor=self.training.radius_factor(number),
         )
         server = server_round(self.algorithm, state.server, mean.uploads, context)
         for member in self.algorithm.server_tasks:
