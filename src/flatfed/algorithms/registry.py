@@ -70,6 +70,8 @@ def facts(name: str) -> dict[str, Any]:
     chosen = [part for part in algorithm.parts if type(part) is not SLOTS[part.slot]]
     slots = {part.slot for part in chosen}
     described = [describe_part(part) for part in chosen]
+    sizes = {"model": "model"} | {vector.name: vector.size for vector in algorithm.server_vectors}
+    down = [key for key in algorithm.broadcast if key not in algorithm.sent_once]
     return {
         "family": next(family for slot, family in FAMILIES.items() if slot in slots or not slot),
         "title": equations(name).splitlines()[0].rstrip("."),
@@ -77,7 +79,9 @@ def facts(name: str) -> dict[str, Any]:
         "options": algorithm.options,
         "gradients_per_step": algorithm.gradient_evaluations,
         "passes_per_round": algorithm.full_gradients,
-        "down": [key for key in algorithm.broadcast if key not in algorithm.sent_once],
+        "models_down": sum(sizes[key] == "model" for key in down),
+        "models_up": sum(algorithm.declared_uploads[key].size == "model" for key in algorithm.uploads),
+        "down": down,
         "down_once": [key for key in algorithm.broadcast if key in algorithm.sent_once],
         "up": list(algorithm.uploads),
         "server_keeps": ["model", *(vector.name for vector in algorithm.server_vectors)],

@@ -38,8 +38,9 @@ def list_(
                 name,
                 title[0].upper() + title[1:],
                 f"{facts['gradients_per_step']}{' + pass' if facts['passes_per_round'] else ''}",
-                f"{len(facts['down'])}{' + samples' if facts['down_once'] else ''}",
-                *(str(len(facts[key])) for key in ("up", "server_keeps", "client_keeps")),
+                f"{facts['models_down']}{' + samples' if facts['down_once'] else ''}",
+                str(facts["models_up"]),
+                *(str(len(facts[key])) for key in ("server_keeps", "client_keeps")),
             )
     console.print(table)
     console.print(
