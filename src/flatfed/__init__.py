@@ -16,6 +16,7 @@ from flatfed.core.errors import DivergedError, FlatfedError, FlatfedWarning
 from flatfed.core.settings import Training
 from flatfed.data.federation import Federation
 from flatfed.engines.execution import Execution
+from flatfed.engines.metrics import whole
 from flatfed.runs.train import Run, train
 from flatfed.training.callbacks import TensorBoard
 from flatfed.training.loop import Progress
@@ -41,6 +42,7 @@ __all__ = [
     "diagnostics",
     "parts",
     "train",
+    "whole",
 ]
 
 
