@@ -40,9 +40,11 @@ def logits_of(outputs: Any, name: str = "accuracy") -> Tensor:
 
 
 def _kind(value: Any) -> str:
-    parts = [name.strip("[].") for name, _ in children(value) or ()]
-    inside = f" of {', '.join(parts)}" if parts and not isinstance(value, list) else ""
-    return f"a {type(value).__name__}{inside}"
+    """A container in a few words."""
+    parts = children(value) or []
+    names = [repr(place.strip(".[]'")) for place, _ in parts]
+    inside = f"{len(parts)} parts" if type(value) in (tuple, list) else ", ".join(names)
+    return f"a {type(value).__name__}" + (f" of {inside}" if parts else "")
 
 
 def ignored_label(function: Callable[..., Any]) -> int | None:
