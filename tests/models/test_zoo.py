@@ -486,11 +486,11 @@ REFUSED: dict[str, tuple[Make, str]] = {
     ),
     "dictionary": (
         lambda: Net(after=lambda outputs: {"scores": outputs}),
-        "cross_entropy takes one tensor, and the model returns a dict of 'scores' without logits; give a loss",
+        "takes one tensor, and the model returns a dict of 'scores' without logits; give a loss",
     ),
     "tuple": (
         lambda: Net(after=lambda outputs: (outputs, outputs)),
-        "cross_entropy takes one tensor, and the model returns a tuple of 2 parts without logits; give a loss",
+        "takes one tensor, and the model returns a tuple of 2 parts without logits; give a loss",
     ),
     "dataclass": (lambda: Net(after=Scores), "the model returns a Scores of 'scores' without logits"),
     "nothing": (lambda: Net(after=lambda outputs: None), "cannot be trained on a batch"),

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from problems import train
 from torch import Tensor, nn
-from trees.tree_problems import CLIENTS, FORMS, MODELS, Batch, Named, Tabular, drawn, formed, plain
 
 import flatfed as ff
 from flatfed.core.tree import cloned, equal, leaves
 from flatfed.data.transform import Transform
+from trees.tree_problems import CLIENTS, FORMS, MODELS, Batch, Named, Tabular, drawn, formed, plain
 
 WORK: dict[str, Any] = {
     "rounds": 3,
@@ -195,7 +195,7 @@ def test_targets_and_outputs_may_be_trees(path):
                 )
                 with torch.no_grad():
                     for parameter, gradient in zip(local.parameters(), gradients, strict=True):
-                        parameter -= WORK["lr"] * gradient
+                        parameter.sub_(WORK["lr"] * gradient)
             ends.append(list(local.parameters()))
         with torch.no_grad():
             for parameter, *values in zip(expected.parameters(), *ends, strict=True):

@@ -1,4 +1,4 @@
-"""One small problem whose inputs are a tensor, or the same numbers in a tuple, a dictionary or a dataclass."""
+"""One small problem whose inputs are a tensor, or the same numbers in containers of several kinds."""
 
 from __future__ import annotations
 

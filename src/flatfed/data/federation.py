@@ -278,7 +278,9 @@ def _is_array(value: Any) -> bool:
     """Whether something in a tuple makes that a container of arrays, where numbers and lists make it one."""
     if isinstance(value, Tensor | np.ndarray):
         return value.ndim > 0
-    return not isinstance(value, list | np.generic) and bool(children(value))
+    if type(value) is tuple:
+        return any(map(_is_array, value))
+    return not isinstance(value, list) and bool(children(value))
 
 
 def checked_samples(
