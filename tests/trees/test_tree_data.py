@@ -177,6 +177,8 @@ class Texts(Dataset[Any]):
         return len(self.lengths)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
+        if index == len(self):
+            raise IndexError(index)
         return {"words": torch.arange(1, self.lengths[index] + 1), "label": index % 2}
 
 
@@ -185,9 +187,11 @@ def padded(samples: list[dict[str, Any]]) -> tuple[dict[str, Tensor], Tensor]:
     return {"words": words, "mask": words > 0}, torch.tensor([sample["label"] for sample in samples])
 
 
-def test_a_collate_function_pads_training_and_test_samples_alike():
+@pytest.mark.parametrize("listed", [False, True], ids=["datasets", "lists"])
+def test_a_collate_function_pads_training_and_test_samples_alike(listed):
+    texts, test = (list(own) if listed else own for own in (Texts([2, 3, 1, 2]), Texts([5, 1])))
     federation = ff.Federation.from_dataset(
-        Texts([2, 3, 1, 2]), [[0, 2], [1, 3]], test=Texts([5, 1]), client_tests=[[0], [1]], collate=padded
+        texts, [[0, 2], [1, 3]], test=test, client_tests=[[0], [1]], collate=padded
     )
     inputs, targets = federation.client(1).whole()
     assert inputs["words"].tolist() == [[1, 2, 3, 0, 0], [1, 2, 0, 0, 0]]

@@ -158,9 +158,9 @@ class Federation(ABC):
 
     @staticmethod
     def from_dataset(
-        dataset: Dataset[Any],
+        dataset: Dataset[Any] | Sequence[Any],
         indices: Sequence[Sequence[int]],
-        test: Dataset[Any] | Samples | None = None,
+        test: Dataset[Any] | Samples | Sequence[Any] | None = None,
         client_tests: Sequence[Sequence[int]] | None = None,
         collate: Callable[[list[Any]], Samples] | None = None,
     ) -> PooledFederation:
@@ -171,8 +171,8 @@ class Federation(ABC):
         not reach the federation.
 
         `collate` makes (inputs, targets) of a list of samples of any kind, for instance by padding sequences
-        to the longest. It is called once, with the samples of the dataset and behind them those of a test
-        dataset, so that all are padded alike.
+        to the longest. It is called once, with the samples of the dataset and behind them those of `test`
+        (unless that is a tuple of inputs and targets), so that all are padded alike.
         """
         samples, test_samples = _as_tensors(dataset, collate, test)
         pool = Pool("clients", *samples, indices)
@@ -204,14 +204,14 @@ def _copied(test: Samples | None) -> Samples | None:
 
 
 def _as_tensors(
-    dataset: Any, collate: Callable[[list[Any]], Samples] | None, test: Dataset[Any] | Samples | None
+    dataset: Any, collate: Callable[[list[Any]], Samples] | None, test: Any
 ) -> tuple[Samples, Samples | None]:
     """The samples of a dataset, and those of the test data, which may be one, too."""
     if collate is None:
-        return _stacked_samples(dataset), (
-            _stacked_samples(test) if isinstance(test, Dataset) else _copied(test)
-        )
-    own, others = _listed(dataset), _listed(test) if isinstance(test, Dataset) else []
+        test_samples = _stacked_samples(test) if isinstance(test, Dataset) else _copied(test)
+        return _stacked_samples(dataset), test_samples
+    separate = test is None or isinstance(test, tuple)
+    own, others = _listed(dataset), [] if separate else _listed(test)
     try:
         pair = collate([*own, *others])
     except Exception as error:
@@ -225,10 +225,9 @@ def _as_tensors(
         raise FlatfedError(
             f"collate: it makes {count} samples of {len(own) + len(others)}; keep each of them"
         )
-    first, last = slice(len(own)), slice(len(own), None)
-    if not isinstance(test, Dataset):
+    if separate:
         return everything, _copied(test)
-    return rows(everything, first), rows(everything, last)
+    return rows(everything, slice(len(own))), rows(everything, slice(len(own), None))
 
 
 def _listed(dataset: Any) -> list[Any]:
