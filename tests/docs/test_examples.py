@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-ROUNDS = {"tabular": (4, 0.8), "text_classifier": (2, 0.5), "segmentation": (3, 0.8)}
+ROUNDS = {"tabular": (12, 0.8), "text_classifier": (4, 0.7), "segmentation": (3, 0.8)}
 """For how many rounds each is run, and the accuracy that it must reach by then."""
 
 
