@@ -262,3 +262,12 @@ def test_a_batch_without_targets_that_count_weighs_nothing():
 
 def test_sites_report_a_mean_of_their_own_values():
     assert weighted_means([{"samples": 1, "f": 0.0}, {"samples": 3, "f": 1.0}]) == {"clients_f": 0.75}
+
+
+def test_outputs_of_transformers_are_put_together():
+    outputs = pytest.importorskip("transformers").modeling_outputs.SequenceClassifierOutput
+    metric = ff.whole(ff.accuracy)
+    logits, labels = torch.randn(5, 3), torch.tensor([0, 1, 2, 0, 1])
+    for rows in (slice(0, 3), slice(3, 5)):
+        metric.update(outputs(loss=torch.tensor(1.0), logits=logits[rows]), labels[rows])
+    assert float(metric.compute()) == float(ff.accuracy(logits, labels))
