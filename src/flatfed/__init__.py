@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from flatfed.core.settings import Training
     from flatfed.data.federation import Federation
     from flatfed.engines.execution import Execution
+    from flatfed.engines.metrics import whole
     from flatfed.report.comparison import compare
     from flatfed.runs.train import Run, plot, train
     from flatfed.training.callbacks import TensorBoard
@@ -46,6 +47,7 @@ __all__ = [
     "parts",
     "plot",
     "train",
+    "whole",
 ]
 
 # Imported when first used: torch takes a second, and the command line prints its help without it.
@@ -56,6 +58,7 @@ _MODULES = {
     "core.settings": ("Training",),
     "data.federation": ("Federation",),
     "engines.execution": ("Execution",),
+    "engines.metrics": ("whole",),
     "report.comparison": ("compare",),
     "runs.train": ("Run", "plot", "train"),
     "training.callbacks": ("TensorBoard",),

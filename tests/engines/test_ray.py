@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 import torch
-from problems import GENERIC, Recorder, federation, generic, network, run
+from problems import GENERIC, Recorder, federation, generic, network, run, train
+from trees.tree_problems import Named, formed
 
 import flatfed as ff
 
@@ -342,3 +343,14 @@ def test_a_wrong_address_is_refused_at_once(address, complaint, monkeypatch):
     monkeypatch.setattr(engine.ray, "is_initialized", lambda: False)
     with pytest.raises(ff.FlatfedError, match=f"ray_address = '{address}': {complaint}"):
         run(ff.fedavg(), engine="ray", ray_address=address)
+
+
+@pytest.mark.parametrize("path", ["client", "matrix"])
+def test_trees_of_tensors_give_the_same_bits(path):
+    data = ff.Federation.from_tensors(formed("dictionary"), test=formed("dictionary")[0])
+    options: dict[str, Any] = {"rounds": 2, "local_steps": 2, "batch_size": 4, "path": path}
+    options["metrics"] = {"accuracy": ff.whole(ff.accuracy)}
+    assert_same_bits(
+        train(Named(), data, ff.scaffold(), **options),
+        train(Named(), data, ff.scaffold(), engine="ray", workers=2, **options),
+    )

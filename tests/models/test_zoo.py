@@ -133,6 +133,11 @@ class Answer:
     logits: Tensor
 
 
+@dataclass
+class Scores:
+    scores: Tensor
+
+
 def tied() -> nn.Module:
     model = nn.Sequential(linear(4, 4), nn.Tanh(), linear(4, 4), linear())
     model[2].weight = model[0].weight
@@ -479,9 +484,15 @@ REFUSED: dict[str, tuple[Make, str]] = {
         lambda: Written(flagged, linear=linear(), ready=torch.tensor(False)),
         "buffer 'ready' of dtype",
     ),
-    "dictionary": (lambda: Net(after=lambda outputs: {"logits": outputs}), "cannot be trained on a batch"),
-    "tuple": (lambda: Net(after=lambda outputs: (outputs, outputs)), "cannot be trained on a batch"),
-    "dataclass": (lambda: Net(after=Answer), "cannot be trained on a batch"),
+    "dictionary": (
+        lambda: Net(after=lambda outputs: {"scores": outputs}),
+        "takes one tensor, and the model returns a dict of 'scores' without logits; give a loss",
+    ),
+    "tuple": (
+        lambda: Net(after=lambda outputs: (outputs, outputs)),
+        "takes one tensor, and the model returns a tuple of 2 parts without logits; give a loss",
+    ),
+    "dataclass": (lambda: Net(after=Scores), "the model returns a Scores of 'scores' without logits"),
     "nothing": (lambda: Net(after=lambda outputs: None), "cannot be trained on a batch"),
     "too few features": (lambda: linear(3), "cannot be trained on a batch"),
     "dropout under checkpoints": (
@@ -597,6 +608,21 @@ def test_outputs_of_any_kind_train_with_a_loss_that_takes_them(outputs, logits):
     run = train(model, federation, ff.fedavg(), loss=loss, metrics={}, **work("auto"))
     for own, other in zip(values(run.model), values(expected), strict=True):
         torch.testing.assert_close(own, other, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    "outputs", [lambda outputs: {"logits": outputs, "loss": None}, Answer], ids=["dictionary", "dataclass"]
+)
+@pytest.mark.parametrize("path", ["client", "matrix"])
+def test_logits_among_other_outputs_train_like_logits_alone(outputs, path):
+    results = []
+    for after in (outputs, lambda outputs: outputs):
+        torch.manual_seed(7)
+        federation = ff.Federation.from_tensors(data(), test=data()[0])
+        run = train(Net(after=after).double(), federation, ff.fedsam(), **work(path))
+        results.append((run.server["model"], run.history[-1]["test_loss"], run.history[-1]["test_accuracy"]))
+    assert torch.equal(results[0][0], results[1][0])
+    assert results[0][1:] == results[1][1:]
 
 
 @pytest.mark.parametrize(

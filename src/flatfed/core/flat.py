@@ -18,13 +18,15 @@ point where it first looks at it.
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from flatfed.core.errors import FlatfedError
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[[Any, Any], Tensor]
+"""Of a model's outputs and the targets, each as it is: a tensor, or a container of tensors."""
 
 
 @dataclass(frozen=True)

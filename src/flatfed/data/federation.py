@@ -1,16 +1,19 @@
 """Clients and their data.
 
 A federation holds pooled samples and, for each client, which of them are its own; or it loads a client's
-data on demand, so that a population may be far larger than memory.
+data on demand, so that a population may be far larger than memory. Inputs and targets are tensors
+[samples, …] or trees of such (`core.tree`): tuples, dictionaries or dataclasses.
 """
 
 from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -18,9 +21,23 @@ from torch.utils.data import Dataset, TensorDataset
 
 from flatfed.core.errors import FlatfedError, first_line
 from flatfed.core.flat import all_finite
+from flatfed.core.tree import (
+    Tree,
+    children,
+    cloned,
+    described_tree,
+    first_leaf,
+    joined,
+    leaves,
+    map_tree,
+    named_leaves,
+    rebuilt,
+    rows,
+    stacked,
+)
 from flatfed.data.transform import AsStored, Transform
 
-Samples = tuple[Tensor, Tensor]
+Samples = tuple[Tree, Tree]
 IGNORED = -100  # the target that torch's losses leave out
 INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 
@@ -28,19 +45,31 @@ INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 class ClientData(NamedTuple):
     """One client's samples: `rows` of the pooled tensors, or all of them when `rows` is None."""
 
-    inputs: Tensor
-    targets: Tensor
+    inputs: Tree
+    targets: Tree
     rows: Tensor | None = None
 
     def __len__(self) -> int:
-        return len(self.inputs if self.rows is None else self.rows)
+        return len(first_leaf(self.inputs) if self.rows is None else self.rows)
+
+    @property
+    def device(self) -> torch.device:
+        return first_leaf(self.inputs).device
 
     def batch(self, positions: Tensor) -> Samples:
         rows = positions if self.rows is None else self.rows.index_select(0, positions)
         return _chosen(self.inputs, rows), _chosen(self.targets, rows)
 
+    def whole(self) -> Samples:
+        """All samples, by themselves."""
+        return self.batch(torch.arange(len(self), device=self.device))
 
-def _chosen(samples: Tensor, rows: Tensor) -> Tensor:
+
+def _chosen(tree: Tree, rows: Tensor) -> Tree:
+    return map_tree(lambda tensor: _chosen_rows(tensor, rows), tree)
+
+
+def _chosen_rows(samples: Tensor, rows: Tensor) -> Tensor:
     """Some samples. Whole ones are copied, where indexing with brackets would go number by number."""
     if samples.dim() == 4 and samples.is_contiguous(memory_format=torch.channels_last):
         return samples.permute(0, 2, 3, 1).index_select(0, rows).permute(0, 3, 1, 2)
@@ -60,7 +89,7 @@ def stacked_batches(
         for step_positions in zip(*positions, strict=True):
             batches = [client.batch(own) for client, own in zip(clients, step_positions, strict=True)]
             step_inputs, step_targets = zip(*batches, strict=True)
-            yield torch.stack(step_inputs), torch.stack(step_targets)
+            yield stacked(step_inputs), stacked(step_targets)
         return
     client_rows = [
         client.rows.index_select(0, torch.cat(list(own)))
@@ -69,7 +98,18 @@ def stacked_batches(
     ]
     for step in torch.stack(client_rows).split([len(own) for own in positions[0]], dim=1):
         flat = step.reshape(-1)
-        yield _chosen(inputs, flat).unflatten(0, step.shape), _chosen(targets, flat).unflatten(0, step.shape)
+        yield (
+            _unflattened(_chosen(inputs, flat), step.shape),
+            _unflattened(_chosen(targets, flat), step.shape),
+        )
+
+
+def _unflattened(tree: Tree, shape: torch.Size) -> Tree:
+    return map_tree(lambda tensor: tensor.unflatten(0, shape), tree)
+
+
+def _moved(samples: Samples, device: torch.device) -> Samples:
+    return map_tree(lambda tensor: tensor.to(device), samples)
 
 
 class Federation(ABC):
@@ -98,7 +138,7 @@ class Federation(ABC):
         """Test data that look like this client's own, where there are any."""
         return None
 
-    def tensors(self) -> list[Tensor] | None:
+    def tensors(self) -> list[Tree] | None:
         """All clients' data, to tell one federation from another; None if that would mean loading them."""
         return None
 
@@ -110,26 +150,32 @@ class Federation(ABC):
     ) -> PooledFederation:
         """A federation from each client's (inputs, targets), and from each one's own test samples.
 
-        Everything is copied: later changes of the tensors do not reach the federation, nor its work them.
+        Both are tensors or arrays [samples, …], or tuples, dictionaries or dataclasses of such. Everything is
+        copied: later changes of the tensors do not reach the federation, nor its work them.
         """
         tests = None if client_tests is None else Pool.joined("client_tests", client_tests)
         return PooledFederation(Pool.joined("clients", clients), _copied(test), client_tests=tests)
 
     @staticmethod
     def from_dataset(
-        dataset: Dataset[Any],
+        dataset: Dataset[Any] | Sequence[Any],
         indices: Sequence[Sequence[int]],
-        test: Dataset[Any] | Samples | None = None,
+        test: Dataset[Any] | Samples | Sequence[Any] | None = None,
         client_tests: Sequence[Sequence[int]] | None = None,
+        collate: Callable[[list[Any]], Samples] | None = None,
     ) -> PooledFederation:
         """A federation from a map-style dataset of (input, target) and each client's sample numbers.
 
         `client_tests` are the numbers of each client's samples in `test`; clients may share them. The dataset
         is read once and copied; random transforms in it are therefore drawn once, and later changes of it do
         not reach the federation.
+
+        `collate` makes (inputs, targets) of a list of samples of any kind, for instance by padding sequences
+        to the longest. It is called once, with the samples of the dataset and behind them those of `test`
+        (unless that is a tuple of inputs and targets), so that all are padded alike.
         """
-        pool = Pool("clients", *_as_tensors(dataset), indices)
-        test_samples = _as_tensors(test) if isinstance(test, Dataset) else _copied(test)
+        samples, test_samples = _as_tensors(dataset, collate, test)
+        pool = Pool("clients", *samples, indices)
         if client_tests is None:
             return PooledFederation(pool, test_samples)
         if test_samples is None:
@@ -154,63 +200,149 @@ class Federation(ABC):
 
 
 def _copied(test: Samples | None) -> Samples | None:
-    if test is None:
-        return None
-    inputs, targets = checked_samples("test", test)
-    return inputs.clone(), targets.clone()
+    return None if test is None else cloned(checked_samples("test", test))
 
 
-def _as_tensors(dataset: Any) -> Samples:
-    if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
-        return dataset.tensors[0].clone(), dataset.tensors[1].clone()
+def _as_tensors(
+    dataset: Any, collate: Callable[[list[Any]], Samples] | None, test: Any
+) -> tuple[Samples, Samples | None]:
+    """The samples of a dataset, and those of the test data, which may be one, too."""
+    if collate is None:
+        test_samples = _stacked_samples(test) if isinstance(test, Dataset) else _copied(test)
+        return _stacked_samples(dataset), test_samples
+    separate = test is None or isinstance(test, tuple)
+    own, others = _listed(dataset), [] if separate else _listed(test)
+    try:
+        pair = collate([*own, *others])
+    except Exception as error:
+        # Whatever a user's function raises, say where; the cause stays attached.
+        raise FlatfedError(
+            f"collate: it cannot put together {len(own) + len(others)} samples ({first_line(error)})"
+        ) from error
+    everything = cloned(checked_samples("collate", pair))
+    count = len(first_leaf(everything))
+    if count != len(own) + len(others):
+        raise FlatfedError(
+            f"collate: it makes {count} samples of {len(own) + len(others)}; keep each of them"
+        )
+    if separate:
+        return everything, _copied(test)
+    return rows(everything, slice(len(own))), rows(everything, slice(len(own), None))
+
+
+def _listed(dataset: Any) -> list[Any]:
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise FlatfedError("dataset: it has no length or no numbered samples; give a map-style dataset")
     samples = [dataset[index] for index in range(len(dataset))]
     if not samples:
         raise FlatfedError("dataset: it is empty; give it samples")
+    return samples
+
+
+def _stacked_samples(dataset: Any) -> Samples:
+    if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
+        return dataset.tensors[0].clone(), dataset.tensors[1].clone()
+    samples = _listed(dataset)
     try:
-        columns = zip(*samples, strict=True)
-        inputs, targets = (torch.stack([torch.as_tensor(value) for value in column]) for column in columns)
-    except (TypeError, ValueError, RuntimeError) as error:
+        inputs, targets = (
+            stacked([_canonical(value, torch.as_tensor) for value in column])
+            for column in zip(*samples, strict=True)
+        )
+    except (TypeError, ValueError, RuntimeError, KeyError) as error:
         raise FlatfedError(
-            f"dataset: its samples are not (input, target) of one shape ({first_line(error)}); make them so"
+            f"dataset: its samples are not (input, target) of one shape ({first_line(error)}); make them so, "
+            "or give a collate function that pads them"
         ) from None
     return inputs, targets
+
+
+def _canonical(value: Any, leaf: Callable[[Any], Tensor]) -> Tree:
+    """A user's tensor, array or list as a tensor, and a container of such as a tree of tensors.
+
+    Lists are arrays, and so are tuples of numbers and lists; mappings of other kinds become dictionaries.
+    """
+    parts = None if isinstance(value, list) else children(value)
+    if isinstance(value, tuple) and not any(map(_is_array, value)):
+        parts = None
+    if parts is None or value is None:
+        return None if value is None else leaf(value)
+    if isinstance(value, Mapping) and not is_dataclass(value):
+        if names := [key for key in value if not isinstance(key, str)]:
+            raise ValueError(f"the key {names[0]!r} is no text")
+        return {key: _canonical(part, leaf) for key, part in value.items()}
+    return rebuilt(value, [_canonical(part, leaf) for _, part in parts])
+
+
+def _is_array(value: Any) -> bool:
+    """Whether something in a tuple makes that a container of arrays, where numbers and lists make it one."""
+    if isinstance(value, Tensor | np.ndarray):
+        return value.ndim > 0
+    if type(value) is tuple:
+        return any(map(_is_array, value))
+    return not isinstance(value, list) and bool(children(value))
 
 
 def checked_samples(
     name: str, pair: Any, like: Samples | None = None, whose: str = "the clients'"
 ) -> Samples:
-    """(inputs, targets) as tensors, from tensors, arrays or lists; of the shape and type of `like`."""
+    """(inputs, targets) as trees of tensors, from tensors, arrays or lists; of the form of `like`."""
     try:
-        inputs, targets = (torch.as_tensor(values).detach() for values in pair)
+        inputs, targets = (_canonical(values, lambda part: torch.as_tensor(part).detach()) for values in pair)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise FlatfedError(
             f"{name}: give (inputs, targets) as tensors or arrays ({first_line(error)})"
         ) from None
-    for what, tensor in (("inputs", inputs), ("targets", targets)):
+    if not leaves(inputs) or not leaves(targets):
+        raise FlatfedError(f"{name}: its inputs or targets are an empty container; give tensors in it")
+    _check_tensors(name, [*named_leaves(inputs, "inputs"), *named_leaves(targets, "targets")])
+    if not bool(_labelled(targets).any()):
+        raise _all_ignored(name)
+    if like is not None:
+        for what, tree, other in (("inputs", inputs, like[0]), ("targets", targets, like[1])):
+            _check_alike(name, what, tree, other, whose)
+    return inputs, targets
+
+
+def _check_tensors(name: str, tensors: Sequence[tuple[str, Tensor]]) -> None:
+    for what, tensor in tensors:
         if tensor.dim() == 0 or tensor.is_meta or tensor.layout != torch.strided:
             raise FlatfedError(f"{name}: its {what} are no plain tensor [samples, …]; give one")
-    if len(inputs) == 0:
+    (first, one), *others = tensors
+    if len(one) == 0:
         raise FlatfedError(f"{name}: it has no samples; leave it out or give it data")
-    if len(inputs) != len(targets):
-        raise FlatfedError(f"{name}: {len(inputs)} inputs but {len(targets)} targets; give as many of each")
-    for what, tensor in (("inputs", inputs), ("targets", targets)):
+    for what, tensor in others:
+        if len(tensor) != len(one):
+            raise FlatfedError(f"{name}: {len(one)} {first} but {len(tensor)} {what}; give as many of each")
+    for what, tensor in tensors:
         numbers = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
         if numbers.is_floating_point() and not all_finite(numbers):
             raise FlatfedError(f"{name}: its {what} contain NaN or infinity; clean the data first")
-    if not targets.is_floating_point() and bool((targets == IGNORED).all()):
-        raise _all_ignored(name)
-    if like is not None:
-        for what, tensor, other in (("inputs", inputs, like[0]), ("targets", targets, like[1])):
-            for word, own, others in (
-                ("shaped", list(tensor.shape[1:]), list(other.shape[1:])),
-                ("of type", tensor.dtype, other.dtype),
-            ):
-                if own != others:
-                    problem = f"its {what} are {word} {own}, {whose} {others}"
-                    raise FlatfedError(f"{name}: {problem}; make them alike")
-    return inputs, targets
+
+
+def _check_alike(name: str, what: str, tree: Tree, like: Tree, whose: str) -> None:
+    own, others = dict(named_leaves(tree, what)), dict(named_leaves(like, what))
+    if own.keys() != others.keys():
+        raise FlatfedError(
+            f"{name}: its {what} are {described_tree(tree)}, {whose} {described_tree(like)}; make them alike"
+        )
+    for place, tensor in own.items():
+        for word, mine, theirs in (
+            ("shaped", list(tensor.shape[1:]), list(others[place].shape[1:])),
+            ("of type", tensor.dtype, others[place].dtype),
+        ):
+            if mine != theirs:
+                raise FlatfedError(
+                    f"{name}: its {place} are {word} {mine}, {whose} {theirs}; make them alike"
+                )
+
+
+def _labelled(targets: Tree) -> Tensor:
+    """[samples]: which of them have a target that is not left out."""
+    tensors = leaves(targets)
+    if any(tensor.is_floating_point() for tensor in tensors):
+        return torch.ones(1, dtype=torch.bool).expand(len(tensors[0]))
+    counted = [(tensor != IGNORED).reshape(len(tensor), -1).any(1) for tensor in tensors]
+    return torch.stack(counted).any(0)
 
 
 def _all_ignored(name: str) -> FlatfedError:
@@ -220,10 +352,10 @@ def _all_ignored(name: str) -> FlatfedError:
 
 
 class Pool:
-    """Samples in two tensors, and the row numbers of each client."""
+    """Samples in two trees of tensors, and the row numbers of each client."""
 
     def __init__(
-        self, name: str, inputs: Tensor, targets: Tensor, rows: Sequence[Sequence[int] | Tensor]
+        self, name: str, inputs: Tree, targets: Tree, rows: Sequence[Sequence[int] | Tensor]
     ) -> None:
         if len(rows) == 0:
             raise FlatfedError(f"{name}: the list is empty; give at least one client's samples")
@@ -249,11 +381,12 @@ class Pool:
         # One flat tensor with offsets: a list of a million small tensors would cost a kilobyte each.
         self.rows = torch.cat([own.to(torch.int64) for own in numbers])
         self.offsets = F.pad(sizes.cumsum(0), (1, 0))
+        count = len(first_leaf(self.inputs))
         for row in (int(self.rows.max()), int(self.rows.min())):
-            if not 0 <= row < len(inputs):
-                raise FlatfedError(f"{name}: sample number {row} is outside the data (0 … {len(inputs) - 1})")
-        if not self.targets.is_floating_point():
-            labelled = (self.targets != IGNORED).reshape(len(self.targets), -1).any(1)
+            if not 0 <= row < count:
+                raise FlatfedError(f"{name}: sample number {row} is outside the data (0 … {count - 1})")
+        labelled = _labelled(self.targets)
+        if not bool(labelled.all()):
             per_client = F.pad(labelled[self.rows].cumsum(0), (1, 0))[self.offsets].diff()
             if (per_client == 0).any():
                 raise _all_ignored(f"{name}[{int((per_client == 0).nonzero()[0])}]")
@@ -270,8 +403,9 @@ class Pool:
             checked_samples(f"{name}[{number}]", pair, first, "those of client 0")
             for number, pair in enumerate(clients[1:], 1)
         ]
-        inputs, targets = map(torch.cat, zip(*checked, strict=True))
-        return cls(name, inputs, targets, torch.arange(len(inputs)).split([len(own) for own, _ in checked]))
+        inputs, targets = map(joined, zip(*checked, strict=True))
+        sizes = [len(first_leaf(own)) for own, _ in checked]
+        return cls(name, inputs, targets, torch.arange(sum(sizes)).split(sizes))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -284,7 +418,7 @@ class Pool:
 
     def to(self, device: torch.device) -> Pool:
         moved = copy.copy(self)
-        moved.inputs, moved.targets = self.inputs.to(device), self.targets.to(device)
+        moved.inputs, moved.targets = _moved((self.inputs, self.targets), device)
         moved.rows = self.rows.to(device)
         return moved
 
@@ -326,14 +460,14 @@ class PooledFederation(Federation):
         return None if self.client_tests is None else self.client_tests.client(number)
 
     @property
-    def inputs(self) -> Tensor:
+    def inputs(self) -> Tree:
         return self.pool.inputs
 
     @property
-    def targets(self) -> Tensor:
+    def targets(self) -> Tree:
         return self.pool.targets
 
-    def tensors(self) -> list[Tensor]:
+    def tensors(self) -> list[Tree]:
         pools = [self.pool] if self.client_tests is None else [self.pool, self.client_tests]
         return [part for pool in pools for part in (pool.inputs, pool.targets, pool.rows, pool.offsets)]
 
@@ -341,12 +475,12 @@ class PooledFederation(Federation):
         return self.pool.client_rows(number)
 
     def to(self, device: torch.device) -> PooledFederation:
-        if self.inputs.device == device:
+        if first_leaf(self.inputs).device == device:
             return self
         moved = copy.copy(self)
         moved.pool = self.pool.to(device)
         moved.client_tests = self.client_tests and self.client_tests.to(device)
-        moved.test = self.test and (self.test[0].to(device), self.test[1].to(device))
+        moved.test = self.test and _moved(self.test, device)
         return moved
 
 
@@ -377,10 +511,10 @@ class LoadedFederation(Federation):
 
     def _checked(self, name: str, samples: Samples) -> ClientData:
         inputs, targets = checked_samples(name, samples, self.test, "those of the test data")
-        return ClientData(inputs.to(self._device), targets.to(self._device))
+        return ClientData(*_moved((inputs, targets), self._device))
 
     def to(self, device: torch.device) -> LoadedFederation:
         moved = copy.copy(self)
-        moved.test = self.test and (self.test[0].to(device), self.test[1].to(device))
+        moved.test = self.test and _moved(self.test, device)
         moved._device = device
         return moved

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flatfed.core.tree import Tree
+
 Augmentation = Literal["none", "crop_flip", "half_crop_flip"]
 PADDING = 4
 
@@ -24,18 +26,18 @@ class Transform(ABC):
         """Whether training inputs depend on random draws."""
         return False
 
-    def train(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
+    def train(self, inputs: Tree, generator: torch.Generator | None) -> Tree:
         return self.evaluate(inputs)
 
     @abstractmethod
-    def evaluate(self, inputs: Tensor) -> Tensor: ...
+    def evaluate(self, inputs: Tree) -> Tree: ...
 
 
 @dataclass(frozen=True)
 class AsStored(Transform):
     """Inputs are used as they are stored."""
 
-    def evaluate(self, inputs: Tensor) -> Tensor:
+    def evaluate(self, inputs: Tree) -> Tree:
         return inputs
 
 

@@ -14,6 +14,7 @@ from flatfed.core.errors import DivergedError, FlatfedError
 from flatfed.core.flat import apply_buffer_change, buffers_of, no_longer_finite
 from flatfed.core.rounds import Broadcast, encode_uploads
 from flatfed.core.state import State, initial_state
+from flatfed.core.tree import form, sample_shapes
 from flatfed.data.federation import LoadedFederation, Samples
 from flatfed.deployment import wire
 from flatfed.deployment.site_store import SiteStore
@@ -83,10 +84,10 @@ def _describe(federation: LoadedFederation, context: Context) -> RecordDict:
         wire.SiteDescription(
             name=str(context.node_config.get("name", "")),
             samples=len(data),
-            input_shape=tuple(seen.shape[1:]),
-            input_dtype=wire.dtype_name(seen.dtype),
-            target_shape=tuple(targets.shape[1:]),
-            target_dtype=wire.dtype_name(targets.dtype),
+            input_shape=sample_shapes(seen),
+            input_dtype=form(seen, lambda tensor: wire.dtype_name(tensor.dtype)),
+            target_shape=sample_shapes(targets),
+            target_dtype=form(targets, lambda tensor: wire.dtype_name(tensor.dtype)),
         )
     )
 

@@ -63,7 +63,7 @@ class FlowerEngine:
                 "compressor; use broadcast"
             )
         self.spec, self.nodes, self.sites, self.restarts = spec, nodes, sites, restarts
-        input_dtype, target_dtype = wire.dtype_of(sites.input_dtype), wire.dtype_of(sites.target_dtype)
+        input_dtype, target_dtype = wire.dtypes_of(sites.input_dtype), wire.dtypes_of(sites.target_dtype)
         self.plan = plan_from_shape(
             model,
             SampleShape(sites.input_shape, input_dtype, sites.target_shape, target_dtype),

@@ -21,7 +21,7 @@ from flatfed.core.types import Count, Positive
 from flatfed.data.transform import AsStored, Transform
 from flatfed.deployment.wire import MOST_SAMPLES
 from flatfed.engines.execution import Execution
-from flatfed.engines.planning import Metric
+from flatfed.engines.metrics import Metric
 from flatfed.runs.identity import Identity, digest_of, federation_identity
 from flatfed.training.config import Config, make_model
 from flatfed.training.task import check_metrics, check_version, default_metrics
@@ -85,7 +85,7 @@ class FederationSpec:
     execution: Execution = field(default_factory=Execution)
     loss: Loss = F.cross_entropy
     metrics: Mapping[str, Metric] | None = None
-    """Functions of (outputs, targets); with the default loss there is "accuracy"."""
+    """As of a `Task`; with the default loss there is "accuracy"."""
     transform: Transform = field(default_factory=AsStored)
     name: str = ""
     version: str = ""

@@ -6,12 +6,22 @@ numbers) before memory is taken for it, and anything else is refused in one line
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
-from typing import Annotated, ClassVar, Literal, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 from torch import Tensor
 
 from flatfed.core.algorithm import Algorithm
@@ -19,6 +29,7 @@ from flatfed.core.errors import FlatfedError, one_line, printable, shown
 from flatfed.core.flat import all_finite
 from flatfed.core.part import Compressor
 from flatfed.core.state import Dimensions, State, Vector
+from flatfed.core.tree import map_tree
 
 RAW, PAYLOAD = "flatfed.raw", "flatfed.payload"
 
@@ -124,13 +135,65 @@ class EvaluateReply(Answer):
     metrics: Annotated[dict[Word, Number], Field(max_length=200)]
 
 
+def _at_every_leaf(value: Any, check: Callable[[Any], Any], is_leaf: Callable[[Any], bool]) -> Any:
+    """A form (`core.tree`) of what is checked: itself, or dictionaries and lists of forms."""
+    if is_leaf(value):
+        return check(value)
+    if isinstance(value, dict):
+        return {_printable(str(key)): _at_every_leaf(part, check, is_leaf) for key, part in value.items()}
+    return tuple(_at_every_leaf(part, check, is_leaf) for part in value)
+
+
+def _shapes(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    # A list of anything but lists, dictionaries and nothing is a shape, or should be one.
+    parts = (list, tuple, dict, type(None))
+    return _at_every_leaf(
+        value,
+        check,
+        lambda own: (
+            not isinstance(own, dict)
+            and not (isinstance(own, list | tuple) and own and isinstance(own[0], parts))
+        ),
+    )
+
+
+def _words(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    return _at_every_leaf(value, check, lambda own: not isinstance(own, dict | list | tuple))
+
+
+def _alike(shape: Any, dtype: Any) -> bool:
+    """Whether shapes and names of dtypes have one form."""
+    if isinstance(dtype, dict):
+        same = isinstance(shape, dict) and shape.keys() == dtype.keys()
+        return same and all(_alike(shape[key], part) for key, part in dtype.items())
+    if isinstance(dtype, tuple):
+        same = isinstance(shape, tuple) and len(shape) == len(dtype)
+        return same and all(map(_alike, shape, dtype))
+    if dtype is None:
+        return shape is None
+    return isinstance(shape, tuple) and all(isinstance(size, int) for size in shape)
+
+
+_AS_IT_IS = PlainSerializer(lambda value: value, return_type=Any)
+Shapes = Annotated[Shape | None, WrapValidator(_shapes), _AS_IT_IS]
+Words = Annotated[Word | None, WrapValidator(_words), _AS_IT_IS]
+"""One of them, or a form with one at every leaf, None where there is none."""
+
+
 class SampleForm(Header):
     """What one sample looks like to the model."""
 
-    input_shape: Shape
-    input_dtype: Word
-    target_shape: Shape
-    target_dtype: Word
+    input_shape: Shapes
+    input_dtype: Words
+    target_shape: Shapes
+    target_dtype: Words
+
+    @model_validator(mode="after")
+    def _of_one_form(self) -> Self:
+        for name in ("input", "target"):
+            if not _alike(getattr(self, f"{name}_shape"), getattr(self, f"{name}_dtype")):
+                raise ValueError(f"{name}_dtype: it has another form than {name}_shape")
+        return self
 
 
 class SiteDescription(SampleForm):
@@ -178,6 +241,11 @@ def dtype_of(name: str) -> torch.dtype:
     if not isinstance(dtype, torch.dtype):
         raise FlatfedError(f"dtype = {shown(name)}: unknown")
     return dtype
+
+
+def dtypes_of(names: Any) -> Any:
+    """The dtypes of a form of their names."""
+    return map_tree(dtype_of, names)
 
 
 def _bytes(tensor: Tensor) -> bytes:

@@ -32,7 +32,7 @@ def with_client_replaced(federation: Federation, client: int, by: int) -> Federa
 
     def load(number: int) -> Samples:
         own = federation.client(by if number == client else number)
-        return own.batch(torch.arange(len(own), device=own.inputs.device))
+        return own.whole()
 
     neighbour = LoadedFederation(len(federation), load, federation.test)
     neighbour.transform = federation.transform

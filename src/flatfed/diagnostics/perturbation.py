@@ -25,7 +25,7 @@ Estimate = Callable[[Subject, int], Tensor | None]
 def _from_own_batch(subject: Subject, client: int) -> Tensor:
     own = subject.federation.client(client)
     first = batches(subject.training, len(own), subject.round, client)[0]
-    return subject.gradient(subject.received["model"], own.batch(first.to(own.inputs.device)))
+    return subject.gradient(subject.received["model"], own.batch(first.to(own.device)))
 
 
 def _from_last_model(subject: Subject, client: int) -> Tensor | None:

@@ -22,6 +22,7 @@ from flatfed.core.part import Correction, Part
 from flatfed.core.rounds import broadcast
 from flatfed.core.settings import Training
 from flatfed.core.state import State
+from flatfed.core.tree import Tree, first_leaf, joined, rows
 from flatfed.data.federation import Federation, Samples
 from flatfed.diagnostics.plain import read_plain
 from flatfed.engines.chunks import chunks
@@ -75,7 +76,7 @@ class Subject:
     clients: ClientStore
     round: int
     """Rounds finished."""
-    seen_loss: Callable[[Tensor, Tensor, Tensor], Tensor]
+    seen_loss: Callable[[Tensor, Tree, Tree], Tensor]
     """The loss of a flat model [P] on inputs as the model sees them and targets."""
 
     @property
@@ -126,8 +127,7 @@ class Subject:
         return sorted(generator.choice(population, count, replace=False).tolist())
 
     def data(self, client: int) -> Samples:
-        own = self.federation.client(client)
-        return own.batch(torch.arange(len(own), device=own.inputs.device))
+        return self.federation.client(client).whole()
 
     def training_data(self, limit: int | None, clients: Sequence[int] | None = None) -> Samples:
         """The pooled samples of some clients (all unless given), or `limit` of them drawn at random."""
@@ -141,16 +141,16 @@ class Subject:
         for number in owner.unique().tolist():
             own = owned[number]
             positions = chosen[owner == number] - (ends[number] - len(own))
-            pieces.append(own.batch(positions.to(own.inputs.device)))
+            pieces.append(own.batch(positions.to(own.device)))
         inputs, targets = zip(*pieces, strict=True)
-        return torch.cat(inputs), torch.cat(targets)
+        return joined(inputs), joined(targets)
 
     def test_data(self, limit: int | None) -> Samples | None:
         if self.federation.test is None:
             return None
-        inputs, targets = self.federation.test
-        chosen = self._drawn(len(inputs), limit).to(inputs.device)
-        return inputs[chosen], targets[chosen]
+        first = first_leaf(self.federation.test)
+        chosen = self._drawn(len(first), limit).to(first.device)
+        return rows(self.federation.test, chosen)
 
     def _drawn(self, count: int, limit: int | None) -> Tensor:
         if limit is None or limit >= count:
@@ -164,12 +164,12 @@ class Subject:
 
     def _losses(self, point: Tensor, samples: Samples) -> Iterator[tuple[float, Tensor]]:
         """The mean losses of slices of the samples, as functions of the point [P], and the slices' shares."""
-        inputs, targets = samples
-        for start in range(0, len(inputs), GRADIENT_SLICE):
-            part = slice(start, start + GRADIENT_SLICE)
+        count = len(first_leaf(samples))
+        for start in range(0, count, GRADIENT_SLICE):
+            inputs, targets = rows(samples, slice(start, start + GRADIENT_SLICE))
             with torch.enable_grad():
-                loss = self.seen_loss(point, self.federation.transform.evaluate(inputs[part]), targets[part])
-            yield len(targets[part]) / len(inputs), loss
+                loss = self.seen_loss(point, self.federation.transform.evaluate(inputs), targets)
+            yield len(first_leaf(targets)) / count, loss
 
     def gradient(self, vector: Tensor, samples: Samples) -> Tensor:
         """The gradient [P] of the mean loss."""

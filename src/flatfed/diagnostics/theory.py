@@ -114,9 +114,7 @@ def batch_gradients(subject: Subject, model: Tensor, client: int, count: int) ->
     own = subject.federation.client(client)
     chosen = batches(subject.training, len(own), subject.round, client)[:count]
     decay = subject.training.weight_decay * model
-    return torch.stack(
-        [subject.gradient(model, own.batch(batch.to(own.inputs.device))) + decay for batch in chosen]
-    )
+    return torch.stack([subject.gradient(model, own.batch(batch.to(own.device))) + decay for batch in chosen])
 
 
 def gradient_bound(subject: Subject, clients: int = 10, count: int = 3) -> float:

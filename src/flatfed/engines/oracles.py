@@ -14,7 +14,9 @@ from torch.func import grad_and_value, vjp, vmap
 
 from flatfed.core.errors import FlatfedError
 from flatfed.core.flat import BoundModel, Layout, Loss, buffers_of, load_buffers
+from flatfed.core.outputs import judged
 from flatfed.core.random import routed
+from flatfed.core.tree import Tree, call, leaves, map_tree, versions
 from flatfed.data.federation import Samples
 from flatfed.engines.dense import dense_gradients, dense_layers, has_labels
 
@@ -76,7 +78,7 @@ class ModuleOracle(_Oracle):
         return self._gradients(point, inputs, leaves)
 
     def _gradients(
-        self, point: Tensor, inputs: Tensor, more: tuple[Tensor, ...]
+        self, point: Tensor, inputs: Tree, more: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         bound = self.bound
         bound.bind(point)
@@ -85,14 +87,14 @@ class ModuleOracle(_Oracle):
         kept = None if moves else buffers_of(bound.module)
         generator = None
         if self.random_key is not None:
-            generator = torch.Generator(self.inputs.device).manual_seed(self.random_key)
-        version = inputs._version
+            generator = torch.Generator(point.device).manual_seed(self.random_key)
+        before = versions(inputs)
         with torch.enable_grad(), routed(generator):
-            loss = self.loss_function(bound.module(inputs), self.targets)
+            loss = judged(self.loss_function, call(bound.module, inputs), self.targets)
             gradients = torch.autograd.grad(
                 loss, [*bound.parameters, *more], allow_unused=True, materialize_grads=True
             )
-        if inputs._version != version:
+        if versions(inputs) != before:
             raise FlatfedError(UNEXPECTED_EDIT)
         if kept is not None:
             load_buffers(bound.module, kept)
@@ -116,13 +118,14 @@ class MatrixGradients:
             if id(value) in trained
         ]
 
-        def loss_of(point: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        def loss_of(point: Tensor, inputs: Tree, targets: Tree) -> Tensor:
             views: dict[str, Any] = layout.views(point)
             originals = [parameters[own_name] for parameters, own_name, _ in places]
             for parameters, own_name, name in places:
                 parameters[own_name] = views[name]
             try:
-                return loss(module(inputs), targets)
+                value: Tensor = judged(loss, call(module, inputs), targets)
+                return value
             finally:
                 for (parameters, own_name, _), original in zip(places, originals, strict=True):
                     parameters[own_name] = original
@@ -131,10 +134,22 @@ class MatrixGradients:
         self.layers = dense_layers(module, layout, loss)
         self.differentiated = vmap(grad_and_value(loss_of))
 
-    def plain(self, point: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def plain(self, point: Tensor, inputs: Tree, targets: Tree) -> tuple[Tensor, Tensor]:
+        if not isinstance(inputs, Tensor) or not isinstance(targets, Tensor):
+            return self._of_trees(point, inputs, targets)
         if self.layers is None or not has_labels(inputs, targets):
             return self.differentiated(point, inputs, targets)
         return dense_gradients(self.layers, point, inputs, targets)[:2]
+
+    def _of_trees(self, point: Tensor, inputs: Tree, targets: Tree) -> tuple[Tensor, Tensor]:
+        """vmap sees the tensors alone, because it takes a dataclass for something that has no rows."""
+
+        def loss_of(point: Tensor, *tensors: Tensor) -> Tensor:
+            own = iter(tensors)
+            seen, wanted = map_tree(lambda _: next(own), (inputs, targets))
+            return self.loss_of(point, seen, wanted)
+
+        return vmap(grad_and_value(loss_of))(point, *leaves((inputs, targets)))
 
     def shifted(
         self, point: Tensor, shift: Shift, parameters: tuple[Tensor, ...], inputs: Tensor, targets: Tensor
@@ -168,15 +183,15 @@ def _no_draws() -> Iterator[None]:
 class MatrixOracle(_Oracle):
     """The batches of a chunk of clients, inputs [C, B, …]."""
 
-    def __init__(self, gradients: MatrixGradients, inputs: Tensor, targets: Tensor) -> None:
+    def __init__(self, gradients: MatrixGradients, inputs: Tree, targets: Tree) -> None:
         super().__init__()
         self.gradients, self.inputs, self.targets = gradients, inputs, targets
 
     def __call__(self, point: Tensor) -> Tensor:
-        version = self.inputs._version
+        before = versions(self.inputs)
         with _no_draws():
             gradient, loss = self.gradients.plain(point, self.inputs, self.targets)
-        if self.inputs._version != version:
+        if versions(self.inputs) != before:
             raise FlatfedError(UNEXPECTED_EDIT)
         self._record(loss)
         return gradient

@@ -3,31 +3,43 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from flatfed.core import random
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.errors import FlatfedError, first_line
 from flatfed.core.flat import BoundModel, Layout, Loss
+from flatfed.core.outputs import judged, logits_of
 from flatfed.core.part import ServerTask
 from flatfed.core.sampling import equal_batches
 from flatfed.core.settings import Training
 from flatfed.core.state import Dimensions
+from flatfed.core.tree import (
+    Tree,
+    call,
+    described,
+    dtypes,
+    empty,
+    first_leaf,
+    map_tree,
+    rows,
+    sample_shapes,
+    versions,
+)
 from flatfed.data.federation import Federation, PooledFederation
 from flatfed.engines.dense import BACKWARD_HOOKS, dense_layers, has_hooks
+from flatfed.engines.metrics import Metric
 from flatfed.engines.oracles import MatrixGradients
 from flatfed.engines.trial import Trial, bound_copy, check_model, plain_torch, protect_inputs, try_model
 
 MATRIX_PARAMETERS = 2**18
 """Larger models keep a core busy by themselves, and a matrix of them falls out of the cache."""
 _CLIENT_BY_CLIENT = (nn.modules.conv._ConvNd, nn.RNNBase, nn.Embedding, nn.EmbeddingBag)
-
-Metric = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -47,26 +59,36 @@ class Population:
 
 @dataclass(frozen=True)
 class SampleShape:
-    """What one sample looks like to the model."""
+    """What one sample looks like to the model: shapes and dtypes, or forms of them (`core.tree`)."""
 
-    inputs: tuple[int, ...]
-    input_dtype: torch.dtype
-    targets: tuple[int, ...]
-    target_dtype: torch.dtype
+    inputs: Any
+    input_dtype: Any
+    targets: Any
+    target_dtype: Any
 
     @classmethod
-    def of(cls, inputs: Tensor, targets: Tensor) -> SampleShape:
+    def of(cls, inputs: Tree, targets: Tree) -> SampleShape:
         """That of the samples of a batch."""
-        return cls(tuple(inputs.shape[1:]), inputs.dtype, tuple(targets.shape[1:]), targets.dtype)
+        return cls(sample_shapes(inputs), dtypes(inputs), sample_shapes(targets), dtypes(targets))
 
     def __str__(self) -> str:
-        dtypes = [str(dtype).removeprefix("torch.") for dtype in (self.input_dtype, self.target_dtype)]
-        return f"inputs {list(self.inputs)} {dtypes[0]}, targets {list(self.targets)} {dtypes[1]}"
+        inputs, targets = described(self.inputs, self.input_dtype), described(self.targets, self.target_dtype)
+        return f"inputs {inputs}, targets {targets}"
+
+    @property
+    def one_input(self) -> tuple[int, ...] | None:
+        """The shape of the input, where that is one tensor."""
+        return tuple(self.inputs) if isinstance(self.input_dtype, torch.dtype) else None
 
     def classes(self, outputs: Any) -> int:
-        """The number of classes, where targets are labels and outputs [B, classes]; else 0."""
-        labels = self.targets == () and not self.target_dtype.is_floating_point
-        return outputs.shape[1] if labels and isinstance(outputs, Tensor) and outputs.dim() == 2 else 0
+        """The number of classes, where targets are labels and outputs (or logits) [B, classes]; else 0."""
+        if self.targets != () or not isinstance(self.target_dtype, torch.dtype):
+            return 0
+        try:
+            logits = logits_of(outputs)
+        except TypeError:
+            return 0
+        return logits.shape[1] if logits.dim() == 2 and not self.target_dtype.is_floating_point else 0
 
 
 @dataclass(frozen=True)
@@ -114,7 +136,7 @@ def make_plan(
     layout, chosen_device = check_model(model), usable_device(device)
     bound = bound_copy(model, layout, chosen_device)
 
-    def check(inputs: Tensor, targets: Tensor) -> None:
+    def check(inputs: Tree, targets: Tree) -> None:
         _check_shape(algorithm, SampleShape.of(inputs, targets))
 
     trial = try_model(bound, federation.to(chosen_device), loss, training, check)
@@ -127,7 +149,7 @@ def make_plan(
     if path == "matrix":
         _check_indices(bound, trial, federation)
     common = algorithm, loss, training, metrics, layout
-    dimensions = Dimensions(layout.size, shape.inputs, classes, len(layout.entries))
+    dimensions = Dimensions(layout.size, shape.one_input or (), classes, len(layout.entries))
     population = Population(len(federation), federation.total_samples, trial.samples)
     habits = trial.draws_random_numbers, trial.draws_in_evaluation, trial.edits_inputs
     return Plan(*common, dimensions, population, chosen_device, *habits, path, reason)
@@ -154,7 +176,7 @@ def plan_from_shape(
     classes = shape.classes(outputs)
     _check_shape(algorithm, shape, None if outputs is None else classes)
     common = algorithm, loss, training, metrics, layout
-    dimensions = Dimensions(layout.size, shape.inputs, classes, len(layout.entries))
+    dimensions = Dimensions(layout.size, shape.one_input or (), classes, len(layout.entries))
     # It cannot be tried here, and routing the draws of a model that has none changes nothing.
     habits = True, True, edits_inputs
     reason = "clients train where their data are"
@@ -170,15 +192,18 @@ def _try_without_numbers(model: nn.Module, shape: SampleShape, loss: Loss) -> tu
     outputs = None
     try:
         with torch.device("meta"):
-            inputs = torch.empty(2, *shape.inputs, dtype=shape.input_dtype)
-            targets = torch.empty(2, *shape.targets, dtype=shape.target_dtype)
-            outputs = copy.deepcopy(model).to("meta")(inputs)
-            loss(outputs, targets)
+            inputs = empty(shape.inputs, shape.input_dtype, 2)
+            targets = empty(shape.targets, shape.target_dtype, 2)
+            if inputs is None or targets is None:
+                return None, True
+            before = versions(inputs)
+            outputs = call(copy.deepcopy(model).to("meta"), inputs)
+            judged(loss, outputs, targets)
     except Exception as error:
         # Torch names the device where an operation needs numbers, or meets a tensor that has some.
         if not isinstance(error, NotImplementedError) and "meta" not in str(error):
             raise FlatfedError(f"model: it cannot be trained on {shape}: {first_line(error)}") from error
-    return outputs, outputs is None or inputs._version > 0
+    return outputs, outputs is None or versions(inputs) != before
 
 
 def usable_device(name: str) -> torch.device:
@@ -193,10 +218,16 @@ def usable_device(name: str) -> torch.device:
 
 def _check_shape(algorithm: Algorithm, shape: SampleShape, classes: int | None = None) -> None:
     """Refuses samples that the algorithm's parts cannot work with; `classes` is None if not known yet."""
-    if any(part.needs_float_inputs for part in algorithm.parts) and not shape.input_dtype.is_floating_point:
-        raise FlatfedError(
-            f"algorithm: {algorithm.name} changes or makes up inputs, which must be floats, not {shape}"
-        )
+    if any(part.needs_float_inputs for part in algorithm.parts):
+        if shape.one_input is None:
+            raise FlatfedError(
+                f"algorithm: {algorithm.name} changes or makes up inputs, which must be one tensor of "
+                f"floats, not {shape}"
+            )
+        if not shape.input_dtype.is_floating_point:
+            raise FlatfedError(
+                f"algorithm: {algorithm.name} changes or makes up inputs, which must be floats, not {shape}"
+            )
     if _needs_classes(algorithm) and classes == 0:
         raise FlatfedError(
             f"algorithm: {algorithm.name} makes up samples of every class, so targets must be class labels "
@@ -214,9 +245,12 @@ def _check_indices(bound: BoundModel, trial: Trial, federation: Federation) -> N
         return
     bound.module.eval()
     try:
-        with torch.no_grad(), random.routed(torch.Generator(trial.inputs.device)):
-            for batch in federation.inputs.split(1024):
-                bound.module(federation.transform.evaluate(batch.to(trial.inputs.device, copy=True)))
+        device = first_leaf(trial.inputs).device
+        with torch.no_grad(), random.routed(torch.Generator(device)):
+            for start in range(0, len(first_leaf(federation.inputs)), 1024):
+                batch = rows(federation.inputs, slice(start, start + 1024))
+                copied = map_tree(lambda tensor: tensor.to(device, copy=True), batch)
+                call(bound.module, federation.transform.evaluate(copied))
     except IndexError as error:
         raise FlatfedError(f"data: an input is outside the model's embedding ({error})") from None
     finally:
@@ -263,7 +297,8 @@ def _matrix_obstacle(bound: BoundModel, trial: Trial, loss: Loss) -> str | None:
     vector = bound.layout.vector(bound.module)
     try:
         matrix = MatrixGradients(bound.module, bound.layout, loss)
-        (gradient,), _ = matrix.plain(vector[None], trial.inputs[None], trial.targets[None])
+        one_client = map_tree(lambda tensor: tensor[None], (trial.inputs, trial.targets))
+        (gradient,), _ = matrix.plain(vector[None], *one_client)
     except Exception as error:
         # A module that vmap cannot look into may raise anything.
         return f"the model cannot be vectorised ({type(error).__name__})"

@@ -85,7 +85,7 @@ class ShardedFederation(Federation):
 
 def _alone(data: ClientData) -> ClientData:
     """A client's samples by themselves, without those that they are pooled with."""
-    return ClientData(*data.batch(torch.arange(len(data), device=data.inputs.device)))
+    return ClientData(*data.whole())
 
 
 @functools.lru_cache(maxsize=SHARDS)

@@ -11,7 +11,9 @@ from typing import Generic, TypeVar
 
 import torch
 
+from flatfed.core.tree import first_leaf, rows
 from flatfed.data.federation import Samples
+from flatfed.engines.metrics import Measured, Measurement
 from flatfed.engines.worker import Evaluator, Snapshot
 
 EVALUATION_BATCH = 512
@@ -80,18 +82,16 @@ class WorkerThreads(Generic[WorkerKind]):
 
     def evaluate(self, snapshot: Snapshot, samples: Samples) -> dict[str, float]:
         """Mean loss and metrics of a model on some samples, in evaluation mode."""
-        inputs, targets = samples
 
-        def work(start: int) -> torch.Tensor:
-            batch = slice(start, start + EVALUATION_BATCH)
+        def work(start: int) -> Measured:
             with self.worker() as worker:
-                means = worker.evaluate(snapshot, (inputs[batch], targets[batch]))
-            return means * len(inputs[batch])
+                return worker.evaluate(snapshot, rows(samples, slice(start, start + EVALUATION_BATCH)))
 
-        sums = torch.zeros(1 + len(self._plan.metrics), dtype=torch.float64)
-        for part in self.in_order(work, range(0, len(inputs), EVALUATION_BATCH)):
-            sums += part
-        return dict(zip(["loss", *self._plan.metrics], (sums / len(inputs)).tolist(), strict=True))
+        measurement = Measurement(self._plan.metrics)
+        count = len(first_leaf(samples))
+        for batch in self.in_order(work, range(0, count, EVALUATION_BATCH)):
+            measurement.add(batch)
+        return measurement.numbers()
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -28,8 +27,20 @@ from flatfed.core.flat import (
     buffers_of,
     load_buffers,
 )
+from flatfed.core.outputs import ignored_label, judged
 from flatfed.core.sampling import batches, local_steps
 from flatfed.core.settings import Training
+from flatfed.core.tree import (
+    Tree,
+    call,
+    cloned,
+    described_tree,
+    equal,
+    leaves,
+    named_leaves,
+    sample_bytes,
+    versions,
+)
 from flatfed.data.federation import ClientData, Federation, LoadedFederation
 
 MOST_STEPS = 10**6
@@ -69,8 +80,8 @@ class Trial(NamedTuple):
 
     samples: int
     """Those of client 0."""
-    inputs: Tensor
-    targets: Tensor
+    inputs: Tree
+    targets: Tree
     outputs: Any
     gradient: Tensor
     draws_random_numbers: bool
@@ -165,7 +176,9 @@ def bound_copy(model: nn.Module, layout: Layout, device: torch.device) -> BoundM
 
 def protect_inputs(module: nn.Module) -> None:
     """Lets a module that edits its inputs in place edit a copy of them."""
-    module.register_forward_pre_hook(lambda _, inputs: tuple(value.clone() for value in inputs))
+    module.register_forward_pre_hook(
+        lambda _, positional, named: (cloned(positional), cloned(named)), with_kwargs=True
+    )
 
 
 def try_model(
@@ -176,19 +189,21 @@ def try_model(
     _check_loading(federation, data)
     _check_work(training, data)
     (positions, *_) = batches(training, len(data), 0, 0)
-    stored, targets = data.batch(positions.to(data.inputs.device))
+    stored, targets = data.batch(positions.to(data.device))
     inputs = _transformed(federation, stored)
     check(inputs, targets)
+    device = data.device
     module, before = bound.module, buffers_of(bound.module)
     parameters = {name: (value._version, value.detach().clone()) for name, value in module.named_parameters()}
 
     def one_pass(training_mode: bool, backward: bool = False) -> _Pass:
         load_buffers(module, before)
         module.train(training_mode)
-        seen, labels = inputs.clone(), targets.clone()
-        with torch.set_grad_enabled(training_mode), _Watch(inputs.device) as watch:
-            outputs = module(seen)
-            value = loss(outputs, labels)
+        seen, labels = cloned(inputs), cloned(targets)
+        untouched = versions(seen), versions(labels)
+        with torch.set_grad_enabled(training_mode), _Watch(device) as watch:
+            outputs = call(module, seen)
+            value = judged(loss, outputs, labels)
             if not isinstance(value, Tensor):
                 raise FlatfedError(f"loss: it must return a tensor, not {type(value).__name__}")
             if value.dim() != 0:
@@ -201,9 +216,9 @@ def try_model(
                 gradient = bound.layout.pack(
                     torch.autograd.grad(value, bound.parameters, allow_unused=True, materialize_grads=True)
                 )
-        if labels._version or not _equal(labels, targets):
+        if versions(labels) != untouched[1] or not equal(labels, targets):
             raise FlatfedError("loss: it edits the targets in place; let it work on a copy of them")
-        edits = seen._version > 0 or not _equal(seen, inputs)
+        edits = versions(seen) != untouched[0] or not equal(seen, inputs)
         return _Pass(outputs, value.detach(), gradient, watch.drew, watch.looks_up, edits)
 
     def tried(training_mode: bool) -> _Pass:
@@ -218,7 +233,7 @@ def try_model(
                 "the seed and is another one in every worker; draw with torch instead"
             )
         # Other devices do not promise the same bits twice.
-        if inputs.device.type == "cpu" and not _equal(first.loss, again.loss):
+        if device.type == "cpu" and not equal(first.loss, again.loss):
             raise FlatfedError(
                 "model: two passes over one batch gave different results, so it (or the loss) draws numbers "
                 "that are not torch's or remembers something; draw with torch, keep state in buffers"
@@ -233,10 +248,9 @@ def try_model(
         raise
     except Exception as error:
         # Whatever a user's model or loss raises, say where; the cause stays attached.
-        dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in (inputs, targets)]
         raise FlatfedError(
-            f"model: it cannot be trained on a batch of client 0 (inputs {list(inputs.shape)} {dtypes[0]}, "
-            f"targets {list(targets.shape)} {dtypes[1]}): {first_line(error)}"
+            f"model: it cannot be trained on a batch of client 0 (inputs {described_tree(inputs)}, targets "
+            f"{described_tree(targets)}): {first_line(error)}"
         ) from error
     load_buffers(module, before)
     module.train()
@@ -255,19 +269,12 @@ def try_model(
     )
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are the same, NaN being equal to itself."""
-    if one.shape != other.shape:
-        return False
-    return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
-
-
 def _check_loading(federation: Federation, data: ClientData) -> None:
     """Refuses a function that gives a client other data every time, and so every worker others."""
     if not isinstance(federation, LoadedFederation):
         return
     again = federation.client(0)
-    if not _equal(data.inputs, again.inputs) or not _equal(data.targets, again.targets):
+    if not equal((data.inputs, data.targets), (again.inputs, again.targets)):
         raise FlatfedError(
             "clients: client 0 was loaded twice and its data were not the same; load the same data every "
             "time, and seed what is drawn for them with the client's number"
@@ -288,36 +295,39 @@ def _check_work(training: Training, data: ClientData) -> None:
         return
     if training.local_steps is None:
         size = min(size, samples)
-    if steps * size > MOST_SAMPLES or size * data.inputs[:1].nbytes > MOST_BATCH_BYTES:
+    if steps * size > MOST_SAMPLES or size * sample_bytes(data.inputs) > MOST_BATCH_BYTES:
         raise FlatfedError(
             f"batch_size = {size}: a client of {samples} samples would look at {steps * size} of them in a "
             'round; use a smaller batch_size, or "full" to see each of them once a step'
         )
 
 
-def _transformed(federation: Federation, stored: Tensor) -> Tensor:
-    original = stored.clone()
+def _transformed(federation: Federation, stored: Tree) -> Tree:
+    original = cloned(stored)
     inputs = federation.transform.evaluate(stored)
-    if not _equal(stored, original):
+    if not equal(stored, original):
         raise FlatfedError("transform: it edits the stored inputs in place; let it return new ones")
-    if not _equal(inputs, federation.transform.evaluate(original)):
+    if not equal(inputs, federation.transform.evaluate(original)):
         raise FlatfedError("transform: its `evaluate` draws random numbers; draw in `train`, if at all")
     check_finite_inputs(inputs, "client 0")
     return inputs
 
 
-def check_finite_inputs(inputs: Tensor, client: str) -> None:
-    if inputs.is_floating_point() and not all_finite(inputs):
-        raise FlatfedError(
-            f"data: the inputs of {client} contain NaN or infinity once they are transformed; check the mean "
-            "and std that they are normalised with"
-        )
+def check_finite_inputs(inputs: Tree, client: str) -> None:
+    for name, tensor in named_leaves(inputs, "inputs"):
+        if tensor.is_floating_point() and not all_finite(tensor):
+            raise FlatfedError(
+                f"data: the {name} of {client} contain NaN or infinity once they are transformed; check the "
+                "mean and std that they are normalised with"
+            )
 
 
-def check_some_targets(loss: Loss, targets: Tensor, client: str) -> None:
+def check_some_targets(loss: Loss, targets: Tree, client: str) -> None:
     """Refuses a batch without a target that counts: its mean loss would be 0/0."""
-    ignored = -100 if loss is F.cross_entropy else getattr(loss, "ignore_index", None)
-    if ignored is not None and not targets.is_floating_point() and bool((targets == ignored).all()):
+    ignored = ignored_label(loss)
+    if ignored is None or not isinstance(targets, Tensor) or targets.is_floating_point():
+        return
+    if bool((targets == ignored).all()):
         raise FlatfedError(
             f"targets: a batch of {client} has only the label {ignored}, which the loss leaves out, so its "
             "mean is 0/0; leave out such samples, or take larger batches"
@@ -356,7 +366,7 @@ def _check_state(
     if own.keys() != parameters.keys() or dict(module.named_buffers()).keys() != buffers.keys():
         raise FlatfedError("model: it makes or removes parameters or buffers in a pass; make them before")
     for name, (version, value) in parameters.items():
-        if own[name]._version != version or not _equal(own[name].detach(), value):
+        if own[name]._version != version or not equal(own[name].detach(), value):
             raise FlatfedError(
                 f"model: a forward pass changes the parameter {name!r} itself; compute a new tensor from it "
                 "(torch.nn.utils.parametrize), or keep it as a buffer"
@@ -375,11 +385,11 @@ def _check_state(
             )
 
 
-def _check_finite(passed: _Pass, layout: Layout, loss: Loss, targets: Tensor) -> None:
+def _check_finite(passed: _Pass, layout: Layout, loss: Loss, targets: Tree) -> None:
     """Refuses a model that is not finite before it is trained, which no learning rate would change."""
     if not all_finite(passed.loss):
         check_some_targets(loss, targets, "client 0")
-        outputs_finite = isinstance(passed.outputs, Tensor) and all_finite(passed.outputs)
+        outputs_finite = all(all_finite(leaf) for leaf in leaves(passed.outputs) if isinstance(leaf, Tensor))
         which = "loss: it is" if outputs_finite else "model: its outputs are not finite and the loss is"
         raise FlatfedError(
             f"{which} {float(passed.loss)} on a batch of client 0 before any training; look for divisions by "

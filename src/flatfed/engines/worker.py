@@ -8,20 +8,23 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from flatfed.core import random
 from flatfed.core.context import ClientContext
-from flatfed.core.errors import DivergedError, FlatfedError, first_line, shown
+from flatfed.core.errors import DivergedError, FlatfedError, first_line
 from flatfed.core.flat import BoundModel, all_finite, buffer_change, load_buffers
+from flatfed.core.outputs import ignored_label, judged
 from flatfed.core.rounds import Broadcast, ClientResult, client_round, encode_uploads, reduced_uploads
 from flatfed.core.sampling import batches
 from flatfed.core.state import State
+from flatfed.core.tree import Tree, call, first_leaf, map_tree, sample_bytes, stacked
 from flatfed.data.federation import ClientData, Federation, Samples, stacked_batches
 from flatfed.data.transform import Transform
+from flatfed.engines.metrics import Measured, is_streaming, named_errors, one_number
 from flatfed.engines.oracles import UNEXPECTED_DRAWS, MatrixGradients, MatrixOracle, ModuleOracle
 from flatfed.engines.planning import Plan
 from flatfed.engines.sums import CohortSums, rows_of
@@ -89,34 +92,45 @@ class Evaluator:
     def __init__(self, plan: Plan, model: nn.Module, transform: Transform) -> None:
         self.plan, self.transform = plan, transform
         self.bound = BoundModel(model, plan.layout, plan.device)
+        means = {name: metric for name, metric in plan.metrics.items() if not is_streaming(metric)}
+        functions: dict[str, Any] = {"loss": plan.loss, **means}
+        self._means = {name: (function, ignored_label(function)) for name, function in functions.items()}
         if plan.edits_inputs:
             protect_inputs(self.bound.module)
 
-    def evaluate(self, snapshot: Snapshot, samples: Samples) -> Tensor:
-        """The mean loss and the metrics of a model on stored samples, in evaluation mode."""
+    def evaluate(self, snapshot: Snapshot, samples: Samples) -> Measured:
+        """What a model's loss and metrics are on some stored samples, in evaluation mode."""
         # Copies: the model, the transform or a metric may edit them in place.
-        inputs, targets = (tensor.to(self.plan.device, copy=True) for tensor in samples)
+        inputs, targets = map_tree(lambda tensor: tensor.to(self.plan.device, copy=True), samples)
         self.bound.bind(snapshot.model)
         load_buffers(self.bound.module, snapshot.buffers)
         self.bound.module.eval()
-        numbers, what = [], "model"
-        try:
-            with torch.no_grad(), random.routed(self.plan.evaluation_generator()):
-                outputs = self.bound.module(self.transform.evaluate(inputs))
-                for what, function in {"loss": self.plan.loss, **self.plan.metrics}.items():
-                    value = function(outputs, targets)
-                    number = torch.as_tensor(value)
-                    if number.numel() != 1:
-                        raise FlatfedError(f"{what}: it must return one number, not {shown(value)}")
-                    numbers.append(number.double().cpu().reshape(()))
-        except FlatfedError:
-            raise
-        except Exception as error:
-            # Whatever a user's functions raise, say which; the cause stays attached.
-            raise FlatfedError(
-                f"{what}: it cannot be evaluated on {len(inputs)} samples ({first_line(error)})"
-            ) from error
-        return torch.stack(numbers)
+        sums, weights, kept = [], [], Measured(torch.empty(0), torch.empty(0))
+        with torch.no_grad(), random.routed(self.plan.evaluation_generator()):
+            with named_errors("model", inputs):
+                outputs = call(self.bound.module, self.transform.evaluate(inputs))
+            if any(map(is_streaming, self.plan.metrics.values())):
+                kept = kept._replace(outputs=_set_aside(outputs), targets=_set_aside(targets))
+            for name, (function, ignored) in self._means.items():
+                with named_errors(name, inputs):
+                    weight = _weight(targets, ignored)
+                    number = one_number(name, judged(function, outputs, targets))
+                    sums.append(number * weight if weight else torch.zeros_like(number))
+                    weights.append(weight)
+        return kept._replace(sums=torch.stack(sums), weights=torch.tensor(weights, dtype=torch.float64))
+
+
+def _set_aside(tree: Tree) -> Tree:
+    """Tensors that nobody else will edit."""
+    return map_tree(lambda leaf: leaf.detach().cpu().clone() if isinstance(leaf, Tensor) else leaf, tree)
+
+
+def _weight(targets: Tree, ignored: int | None) -> float:
+    """How much a batch weighs in a mean: its samples, or the share of them whose targets are not left out."""
+    samples = len(first_leaf(targets))
+    if ignored is None or not isinstance(targets, Tensor) or targets.is_floating_point():
+        return float(samples)
+    return float((targets != ignored).sum()) * samples / max(1, targets.numel())
 
 
 class Worker(Evaluator):
@@ -259,9 +273,11 @@ class Worker(Evaluator):
             nonlocal evaluations
             for step, (stored, targets) in enumerate(self._stacked(data, positions)):
                 if self.transform.draws:
-                    pairs = zip(stored, members, strict=True)
-                    inputs = torch.stack(
-                        [self._augmented(own, round_number, client, step) for own, client in pairs]
+                    inputs = stacked(
+                        [
+                            self._augmented(_of_client(stored, index), round_number, client, step)
+                            for index, client in enumerate(members)
+                        ]
                     )
                 else:
                     inputs = self._evaluated(stored)
@@ -348,7 +364,7 @@ class Worker(Evaluator):
         for client in members:
             data = self.federation.client(client)
             for positions in batches(self.plan.training, len(data), round_number, client):
-                inputs, targets = data.batch(positions.to(data.inputs.device))
+                inputs, targets = data.batch(positions.to(data.device))
                 check_some_targets(self.plan.loss, targets, f"client {client}")
                 check_finite_inputs(self.transform.evaluate(inputs), f"client {client}")
 
@@ -358,14 +374,14 @@ class Worker(Evaluator):
         What is done to a sample whenever it is seen is then done once.
         """
         samples = len(data)
-        if wanted < samples or data.inputs[:1].nbytes * samples > STAGED_BYTES:
+        if wanted < samples or sample_bytes(data.inputs) * samples > STAGED_BYTES:
             return data, False
-        inputs, targets = data.batch(torch.arange(samples, device=data.inputs.device))
+        inputs, targets = data.whole()
         if self.transform.draws:
             return ClientData(inputs, targets), False
         seen = self.transform.evaluate(inputs)
-        if self.plan.layout.channels_last and seen.dim() == 4:
-            seen = seen.contiguous(memory_format=torch.channels_last)
+        if self.plan.layout.channels_last:
+            seen = map_tree(_channels_last, seen)
         return ClientData(seen, targets), True
 
     def _stacked(
@@ -374,12 +390,13 @@ class Worker(Evaluator):
         here = [[chosen.to(self.plan.device) for chosen in own] for own in positions]
         return stacked_batches(owners, here)
 
-    def _evaluated(self, inputs: Tensor) -> Tensor:
+    def _evaluated(self, inputs: Tree) -> Tree:
         """Stored inputs [C, B, …] as the model sees them, without augmentation."""
-        seen = self.transform.evaluate(inputs.flatten(0, 1))
-        return seen.unflatten(0, inputs.shape[:2])
+        shape = first_leaf(inputs).shape[:2]
+        seen = self.transform.evaluate(map_tree(lambda tensor: tensor.flatten(0, 1), inputs))
+        return map_tree(lambda tensor: tensor.unflatten(0, shape), seen)
 
-    def _augmented(self, inputs: Tensor, round_number: int, client: int, step: int) -> Tensor:
+    def _augmented(self, inputs: Tree, round_number: int, client: int, step: int) -> Tree:
         """A training batch as the model sees it, augmented from the client's stream."""
         transform = self.transform
         if not transform.draws:
@@ -391,6 +408,14 @@ class Worker(Evaluator):
         """Minibatch gradients that a client's passes over all of its data count as."""
         passes = -(-samples // (self.plan.training.batch_size or samples))
         return passes * self.plan.algorithm.full_gradients
+
+
+def _of_client(tree: Tree, index: int) -> Tree:
+    return map_tree(lambda tensor: tensor[index], tree)
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
 
 
 def _full_gradient(

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from flatfed.core.tree import Tree, form, leaves
+
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, Path, enum.Enum)
 _CODE = (types.FunctionType, types.BuiltinFunctionType, type)
 _KNOWN_PACKAGES = {"torch", "numpy", "flatfed", "transformers", *sys.stdlib_module_names}
@@ -63,9 +65,12 @@ class ContentHasher:
                 self._open.discard(id(value))
             self._text(self._known[id(value)][1])
 
-    def add_data(self, tensor: Tensor) -> None:
-        """A tensor of samples, which many runs may share."""
-        self._text(f"tensor {tensor.dtype} {tuple(tensor.shape)} {data_digest(tensor)}")
+    def add_data(self, tree: Tree) -> None:
+        """A tensor of samples, which many runs may share, or a tree of such."""
+        if not isinstance(tree, Tensor):
+            self._text(f"tree {form(tree, lambda _: 'tensor')!r}")
+        for tensor in leaves(tree):
+            self._text(f"tensor {tensor.dtype} {tuple(tensor.shape)} {data_digest(tensor)}")
 
     def add_structure(self, module: nn.Module) -> None:
         """A module without the values of its parameters and buffers."""

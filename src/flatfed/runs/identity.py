@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from flatfed.core.algorithm import Algorithm
@@ -23,7 +22,8 @@ from flatfed.core.flat import Loss
 from flatfed.core.settings import Training
 from flatfed.data.federation import Federation
 from flatfed.data.transform import Transform
-from flatfed.engines.planning import Metric, Plan
+from flatfed.engines.metrics import Metric
+from flatfed.engines.planning import Plan
 from flatfed.runs.content import ContentHasher
 from flatfed.training.config import Config
 from flatfed.training.task import Task
@@ -126,8 +126,8 @@ def _add_data(hasher: ContentHasher, federation: Federation) -> None:
     if tensors is None:
         hasher.note_unseen("clients' data that come from a function")
         hasher.add([federation.client(0), federation.client_test(0)])
-    for tensor in (*(federation.test or ()), *(tensors or ())):
-        hasher.add_data(torch.as_tensor(tensor))
+    for tree in (*(federation.test or ()), *(tensors or ())):
+        hasher.add_data(tree)
 
 
 def config_digest(config: Config) -> str:

@@ -23,7 +23,7 @@ from flatfed.data.federation import Samples
 from flatfed.engines.client_store import ClientStore
 from flatfed.engines.engine import Engine
 from flatfed.engines.execution import Execution
-from flatfed.engines.planning import Metric
+from flatfed.engines.metrics import Metric
 from flatfed.engines.worker import Snapshot
 from flatfed.runs import curves
 from flatfed.runs.files import RunFolderError, module_bytes, write_atomically

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +9,11 @@ from torch import Tensor, nn
 from flatfed.core import random
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.errors import FlatfedError, shown
+from flatfed.core.outputs import ignored_label, logits_of
 from flatfed.core.part import ServerTask, part_name
 from flatfed.core.settings import Training
+from flatfed.core.tree import call as call_model
+from flatfed.core.tree import cloned, rows
 from flatfed.data.federation import Federation, PooledFederation
 from flatfed.engines.trial import drawn_streams, other_streams
 from flatfed.training.task import Task, is_cross_entropy
@@ -33,10 +35,10 @@ def check_before_training(task: object, algorithm: object, training: object, cal
             "weighting = 'samples': the federation does not know its clients' sizes; use uniform"
         )
     if is_cross_entropy(task.loss):
-        check_labels(task.model, task.federation)
+        check_labels(task.model, task.federation, ignored_label(task.loss))
 
 
-def check_labels(model: nn.Module, federation: Federation) -> None:
+def check_labels(model: nn.Module, federation: Federation, ignored: int | None) -> None:
     """Cross-entropy needs whole labels below the number of outputs; torch would stop in mid-training."""
     if not isinstance(federation, PooledFederation):
         return
@@ -45,15 +47,16 @@ def check_labels(model: nn.Module, federation: Federation) -> None:
         clone = copy.deepcopy(model).eval()
 
         @torch.no_grad()
-        def call() -> Any:
+        def call() -> Tensor:
             with random.routed(torch.Generator()):
-                return clone(federation.transform.evaluate(federation.inputs[:1].clone()))
+                first = cloned(rows(federation.inputs, slice(1)))
+                return logits_of(call_model(clone, federation.transform.evaluate(first)))
 
         outputs = call()
         drawn_streams(streams, call)
     except Exception:
         return  # The engine's own first try says what is wrong with more to go by.
-    if not isinstance(outputs, Tensor) or outputs.dim() < 2:
+    if outputs.dim() < 2 or not isinstance(federation.targets, Tensor):
         return
     classes = outputs.shape[1]
     if classes == 1:
@@ -71,8 +74,7 @@ def check_labels(model: nn.Module, federation: Federation) -> None:
     for name, targets in everything.items():
         if targets is None:
             continue
-        # −100 marks targets that cross-entropy leaves out.
-        bad = targets[((targets < 0) & (targets != -100)) | (targets >= classes)]
+        bad = targets[((targets < 0) | (targets >= classes)) & (targets != ignored)]
         if len(bad):
             raise FlatfedError(
                 f"targets: the {name} data have the label {int(bad[0])}, but the model has {classes} outputs "

@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from flatfed.data.federation import ClientData, Federation, Samples
 from flatfed.engines.worker import Snapshot
 
@@ -55,8 +53,7 @@ def evaluate_clients(
     """Samples, loss and metrics of one model on each client's own data, and on its own test data."""
 
     def on(data: ClientData) -> dict[str, float]:
-        samples = data.batch(torch.arange(len(data), device=data.inputs.device))
-        return {"samples": len(data), **evaluate(snapshot, samples)}
+        return {"samples": len(data), **evaluate(snapshot, data.whole())}
 
     records = []
     for client in clients:

@@ -1,33 +1,45 @@
 """What is learnt: a model, the clients' data, a loss and metrics."""
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatfed.core.errors import FlatfedError, shown
 from flatfed.core.flat import Loss
-from flatfed.data.federation import Federation
-from flatfed.engines.planning import Metric
+from flatfed.core.outputs import ignored_label, logits_of
+from flatfed.data.federation import IGNORED, Federation
+from flatfed.engines.metrics import Metric, is_streaming
 
 RESERVED = ("loss", "samples")
 """Recorded of every evaluation beside the metrics."""
 
 
-def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The share of samples whose largest output is the target (or where the target is largest)."""
-    if targets.shape == outputs.shape:
+def accuracy(outputs: Any, targets: Tensor, ignore_index: int = IGNORED) -> Tensor:
+    """The share of samples, tokens or pixels whose largest output (or logit) is at the target, or where the
+    target is largest; classes are the second dimension, and targets that are `ignore_index` do not count."""
+    logits = logits_of(outputs)
+    if targets.shape == logits.shape:
         targets = targets.argmax(1)
-    return (outputs.argmax(1) == targets).double().mean()
+    right, counted = (logits.argmax(1) == targets).double(), targets != ignore_index
+    return right.mean() if bool(counted.all()) else right[counted].mean()
 
 
 def is_cross_entropy(loss: Loss) -> bool:
-    return loss is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
+    plain = loss.func if isinstance(loss, functools.partial) else loss
+    return plain is F.cross_entropy or isinstance(plain, nn.CrossEntropyLoss)
 
 
 def default_metrics(loss: Loss) -> Mapping[str, Metric]:
-    return {"accuracy": accuracy} if is_cross_entropy(loss) else {}
+    if not is_cross_entropy(loss):
+        return {}
+    ignored = ignored_label(loss)
+    if ignored in {None, IGNORED}:
+        return {"accuracy": accuracy}
+    return {"accuracy": functools.partial(accuracy, ignore_index=ignored)}
 
 
 def check_version(name: str, version: str) -> None:
@@ -50,9 +62,10 @@ def check_metrics(metrics: object) -> None:
             raise FlatfedError(
                 f"metrics: {name!r} is what the history calls something else; use another name"
             )
-        if not callable(function):
+        if not callable(function) and not is_streaming(function):
             raise FlatfedError(
-                f"metrics[{name!r}] = {shown(function)}: give a function of (outputs, targets)"
+                f"metrics[{name!r}] = {shown(function)}: give a function of (outputs, targets), or an object "
+                "with update, compute and reset"
             )
 
 
@@ -60,9 +73,12 @@ def check_metrics(metrics: object) -> None:
 class Task:
     """A model to train on a federation's clients.
 
-    `model` gives the architecture and the first weights and is left as it is. `loss(outputs, targets)` is the
-    mean over a batch. `metrics` are functions of (outputs, targets) that average over samples; with
-    cross-entropy there is "accuracy" unless others are given.
+    `model` gives the architecture and the first weights and is left as it is. It is called as model(x) for an
+    input that is a tensor, model(*x) for a tuple, model(**x) for a dictionary. `loss(outputs, targets)` is
+    the mean over a batch; it gets both as they are, but torch's own losses take tensors and get the "logits"
+    of outputs that are more than that. `metrics` are functions of (outputs, targets) that average over
+    samples, functions of all of them (`flatfed.whole`), or objects with update(outputs, targets), compute()
+    and reset(); with cross-entropy there is "accuracy" unless others are given.
 
     A run folder is continued only with the same task. What cannot be compared, such as a lambda or a function
     that loads data, needs a `name` and a `version`, which you change whenever it changes.
