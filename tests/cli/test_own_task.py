@@ -185,3 +185,41 @@ def test_references_and_files_are_told_apart():
     assert own_task.parse_reference("config.toml") is None
     with pytest.raises(FlatfedError, match=r"task = 'config\.toml'"):
         Config(task="config.toml", training={"rounds": 1})
+
+
+TREES = """
+import torch
+from torch import nn
+import flatfed as ff
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.layer = nn.Embedding(4, 3), nn.Linear(5, 2)
+
+    def forward(self, kind, numbers):
+        return {"logits": self.layer(torch.cat([self.table(kind), numbers], 1))}
+
+
+def samples(count, draw):
+    inputs = {"kind": torch.randint(4, (count,), generator=draw), "numbers": torch.randn(count, 2, generator=draw)}
+    return inputs, (inputs["numbers"].sum(1) > 0).long()
+
+
+def make():
+    draw = torch.Generator().manual_seed(0)
+    own = [samples(20, draw) for _ in range(4)]
+    return ff.Task(Model(), ff.Federation.from_tensors(own, samples(50, draw)))
+"""
+
+
+def test_inputs_may_be_dictionaries_all_the_way_to_the_report(folder):
+    (folder / "trees.py").write_text(TREES)
+    compared = flatfed(
+        "compare", "fedavg", "--config", "trees.py:make", *SHORT, "--seeds", "1", "--set", "training.lr=0.5"
+    )
+    assert "With 50 test samples" in compared
+    assert "Samples by class and client" in Path("runs/report.html").read_text()
+    (run,) = Path("runs").glob("fedavg-*")
+    assert "accuracy" in flatfed("diagnose", run, "clients", "sharpness")

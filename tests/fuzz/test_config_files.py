@@ -49,9 +49,13 @@ def changed(changes: list[tuple[tuple[str, str], Any]]) -> dict[str, Any]:
             place = place.setdefault(name, {}) if isinstance(place, dict) else None
         if isinstance(place, dict):
             place[last] = value
-    for one, other in (("participation", "participants"), ("local_epochs", "local_steps")):
-        if isinstance(config["training"], dict) and one in config["training"]:
-            config["training"].pop(other, None)
+    training = config["training"]
+    if isinstance(training, dict):
+        for one, other in (("participation", "participants"), ("local_epochs", "local_steps")):
+            if one in training:
+                training.pop(other, None)
+        if isinstance(training.get("rounds"), int) and 3 < training["rounds"] < 2**63:
+            training["rounds"] = 3  # a million of them is no hang, but what was asked for
     return config
 
 

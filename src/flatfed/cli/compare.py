@@ -102,6 +102,7 @@ def run_comparison(
     tensorboard: Path | None = None,
 ) -> None:
     """Runs what is missing, prints the table and writes the report."""
+    from flatfed.core.tree import first_leaf
     from flatfed.runs.compare import summarise
     from flatfed.runs.files import check_replaceable
 
@@ -121,7 +122,7 @@ def run_comparison(
         check_damage(len(damaged))
         raise DivergedError("no run was left to compare; lower lr or set clip")
     test = labelled[0][1][0].make_task().federation.test
-    _print_rows(rows, target, len(test[0]) if test else 0)
+    _print_rows(rows, target, len(first_leaf(test[0])) if test else 0)
     tell(f"Run folders: {runs}")
     end_with_report(labelled, runs, damaged, targets=[target])
     check_damage(len(damaged))

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from flatfed.core.errors import FlatfedError, shown
+from flatfed.core.tree import first_leaf
 from flatfed.data.federation import PooledFederation
 from flatfed.data.partition import class_counts
 from flatfed.data.partition.base import Indices
@@ -311,11 +313,11 @@ def split_of(run: RunRecord) -> tuple[Indices, int]:
     if not isinstance(federation, PooledFederation):
         raise FlatfedError("the clients' data are not all in memory")
     rows = [federation.rows(client).numpy() for client in range(len(federation))]
-    targets = federation.targets.numpy()
+    targets = federation.targets.numpy() if isinstance(federation.targets, Tensor) else np.empty(0)
     if targets.ndim != 1 or not np.issubdtype(targets.dtype, np.integer):
         raise FlatfedError("the targets are not classes")
     counts = class_counts(rows, targets, federation.classes or int(targets.max()) + 1)
-    return counts, len(federation.test[0]) if federation.test else 0
+    return counts, len(first_leaf(federation.test[0])) if federation.test else 0
 
 
 def split(counts: Indices, seed: Any) -> Section:
