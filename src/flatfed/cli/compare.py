@@ -53,7 +53,6 @@ def compare_(
     from flatfed.runs.compare import DEMO, Contestant
     from flatfed.training.config import Config, with_assignments
 
-    base = dict(Config.read(config).model_dump(exclude_unset=True)) if config else DEMO.setting
     for assignment in assignments or []:
         table, _, key = assignment.partition("=")[0].strip().partition(".")
         common = table == "algorithm" and key.partition(".")[0] in COMMON
@@ -62,7 +61,11 @@ def compare_(
                 f"--set {assignment}: name the algorithms and their options as arguments, and use --seeds"
             )
     contestants = [Contestant.parse(text) for text in algorithms]
-    setting = with_assignments(base, [*(assignments or []), *on_ray(ray_address)])
+    changes = [*(assignments or []), *on_ray(ray_address)]
+    if config is None:
+        setting = with_assignments(DEMO.setting, changes)
+    else:
+        setting = Config.read(config, changes).model_dump(exclude_unset=True)
     target = DEMO.target if target is None else target
     run_comparison(setting, contestants, range(seeds), target, runs, tensorboard)
 
