@@ -203,8 +203,8 @@ class Model(nn.Module):
 
 
 def samples(count, draw):
-    inputs = {"kind": torch.randint(4, (count,), generator=draw), "numbers": torch.randn(count, 2, generator=draw)}
-    return inputs, (inputs["numbers"].sum(1) > 0).long()
+    kinds, numbers = torch.randint(4, (count,), generator=draw), torch.randn(count, 2, generator=draw)
+    return {"kind": kinds, "numbers": numbers}, (numbers.sum(1) > 0).long()
 
 
 def make():
