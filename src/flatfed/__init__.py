@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from flatfed.algorithms import ALGORITHMS, build
     from flatfed.core.algorithm import Algorithm
     from flatfed.core.errors import DivergedError, FlatfedError, FlatfedWarning
+    from flatfed.core.flat import model_to_vector, vector_to_model
     from flatfed.core.settings import Training
     from flatfed.data.federation import Federation
     from flatfed.engines.execution import Execution
     from flatfed.engines.metrics import whole
     from flatfed.report.comparison import compare
+    from flatfed.runs.load import load_run
     from flatfed.runs.train import Run, plot, train
     from flatfed.training.callbacks import TensorBoard
     from flatfed.training.loop import Progress
@@ -44,9 +46,12 @@ __all__ = [
     "build",
     "compare",
     "diagnostics",
+    "load_run",
+    "model_to_vector",
     "parts",
     "plot",
     "train",
+    "vector_to_model",
     "whole",
 ]
 
@@ -55,11 +60,13 @@ _MODULES = {
     "algorithms": ("ALGORITHMS", "build"),
     "core.algorithm": ("Algorithm",),
     "core.errors": ("DivergedError", "FlatfedError", "FlatfedWarning"),
+    "core.flat": ("model_to_vector", "vector_to_model"),
     "core.settings": ("Training",),
     "data.federation": ("Federation",),
     "engines.execution": ("Execution",),
     "engines.metrics": ("whole",),
     "report.comparison": ("compare",),
+    "runs.load": ("load_run",),
     "runs.train": ("Run", "plot", "train"),
     "training.callbacks": ("TensorBoard",),
     "training.loop": ("Progress",),

@@ -108,6 +108,24 @@ def load_vector(module: nn.Module, layout: Layout, vector: Tensor) -> None:
             parameters[name].copy_(view)
 
 
+def model_to_vector(module: nn.Module) -> Tensor:
+    """A copy of a module's trainable parameters as the flat vector [P] that training and callbacks work with.
+
+    Not what torch's `parameters_to_vector` gives: convolutions are stored in another order.
+    """
+    return Layout(module).vector(module)
+
+
+def vector_to_model(vector: Tensor, module: nn.Module) -> None:
+    """Copies a flat vector [P], such as `Progress.server["model"]`, into a module's trainable parameters."""
+    layout = Layout(module)
+    if vector.shape != (layout.size,):
+        raise FlatfedError(
+            f"vector: its shape is {list(vector.shape)}; give the model's {layout.size} trainable numbers"
+        )
+    load_vector(module, layout, vector)
+
+
 def buffers_of(module: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in module.named_buffers()}
 

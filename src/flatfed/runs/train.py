@@ -8,6 +8,7 @@ import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,8 @@ class Run:
     path: str = "client"
     """How clients were trained: as a "matrix" or "client" by client."""
     path_reason: str = ""
+    continued: Callable[[int], Run] | None = field(default=None, compare=False)
+    """Trains on in the run's folder, if it has one, up to a number of rounds."""
     per_client: list[dict[str, float]] = field(default_factory=list, repr=False)
     """Samples, loss and metrics of the final model on each client's data, if it was evaluated there; with a
     "test_" in front, on the client's own test data."""
@@ -80,6 +83,12 @@ class Run:
     def plot(self, value: str | None = None) -> Figure:
         """A number of the history over the rounds, as a plotly figure; the test accuracy unless named."""
         return plot([self], value)
+
+    def resume(self, rounds: int) -> Run:
+        """The run that goes on in this one's folder up to so many rounds, as if it had never stopped."""
+        if self.continued is None:
+            raise FlatfedError("folder: the run has none to go on in; call train with folder=…")
+        return self.continued(rounds)
 
     def save(self, path: str | Path) -> Path:
         """Writes the global model's parameters and buffers as a safetensors file."""
@@ -133,7 +142,7 @@ def train(
         settings = {"training": training.model_dump(), "execution": execution.model_dump()}
         config = {"algorithm": algorithm.describe(), **settings}
     try:
-        return run_engine(
+        run = run_engine(
             engine,
             task.model,
             task.federation.test,
@@ -146,6 +155,37 @@ def train(
         )
     finally:
         engine.close()
+
+    if path is not None:
+        run.continued = partial(
+            go_on, task, algorithm, training, execution, callbacks, path, evaluate_on_clients, config
+        )
+    return run
+
+
+def go_on(
+    task: Task,
+    algorithm: Algorithm,
+    training: Training,
+    execution: Execution,
+    callbacks: Sequence[Callback],
+    folder: Path,
+    evaluate_on_clients: bool,
+    config: Mapping[str, Any],
+    rounds: int,
+) -> Run:
+    """Trains on in a run's folder, where only the number of rounds may be another."""
+    more = training.replaced(rounds=rounds)
+    return train(
+        task,
+        algorithm,
+        more,
+        execution,
+        callbacks=callbacks,
+        folder=folder,
+        evaluate_on_clients=evaluate_on_clients,
+        config={**config, "training": more.model_dump(mode="json")},
+    )
 
 
 def run_config(
