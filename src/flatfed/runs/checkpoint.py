@@ -114,6 +114,12 @@ class Checkpoints:
         self.manifest_path = path / "manifest.json"
         self.manifest: Manifest | None = None
 
+    def own_files(self) -> list[Path]:
+        """All files of checkpoints, also those that a kill has left."""
+        names = (_TENSOR_FILE, _HALF_WRITTEN)
+        files = self.path.iterdir() if self.path.is_dir() else ()
+        return [path for path in files if any(name.fullmatch(path.name) for name in names)]
+
     def read(self) -> Manifest | None:
         """The present manifest; None if nothing was ever saved."""
         if self.manifest_path.exists() or self.manifest_path.is_symlink():

@@ -287,6 +287,14 @@ class RunFolder:
         """What `note_stop` recorded, or None if the run was not ended early."""
         return read_sealed(self.stop_path) if self.stop_path.exists() else None
 
+    def own_files(self) -> list[Path]:
+        """The files that a run and its diagnostics have written here, but for the lock."""
+        files = [path for path in (*self._files, self.path / "synthetic.png") if path != self.lock.path]
+        files += [path for path in _entries(self.path) if _HALF_WRITTEN.fullmatch(path.name)]
+        files += self.checkpoints.own_files()
+        files += [path for path in _entries(self.path / "diagnostics") if path.suffix == ".json"]
+        return [path for path in dict.fromkeys(files) if path.is_file() and not path.is_symlink()]
+
     @property
     def _files(self) -> tuple[Path, ...]:
         return (
