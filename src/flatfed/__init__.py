@@ -7,7 +7,7 @@
 Every algorithm of `flatfed list` is a function here; `ff.Algorithm` with `ff.parts` composes new ones.
 """
 
-import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -75,12 +75,12 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in {"diagnostics", "parts"}:
-        return importlib.import_module(f"flatfed.{name}")
     for module, names in _MODULES.items():
         if name in names:
             return getattr(importlib.import_module(f"flatfed.{module}"), name)
     if not name.startswith("_"):
+        if importlib.util.find_spec(f"flatfed.{name}") is not None:
+            return importlib.import_module(f"flatfed.{name}")
         algorithms = importlib.import_module("flatfed.algorithms").ALGORITHMS
         if name in algorithms:
             return algorithms[name]
@@ -88,4 +88,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *importlib.import_module("flatfed.algorithms").ALGORITHMS])
+    return sorted(["__version__", *__all__, *importlib.import_module("flatfed.algorithms").ALGORITHMS])

@@ -223,3 +223,81 @@ def test_inputs_may_be_dictionaries_all_the_way_to_the_report(folder):
     assert "Samples by class and client" in Path("runs/report.html").read_text()
     (run,) = Path("runs").glob("fedavg-*")
     assert "accuracy" in flatfed("diagnose", run, "clients", "sharpness")
+
+
+def edited(path: Path, *changes: tuple[str, str]) -> None:
+    text = path.read_text()
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    path.write_text(text)
+    for remembered in (own_task._loaded, own_task._made):
+        remembered.cache_clear()
+
+
+def test_a_complete_run_of_a_file_that_changed_is_not_taken_for_this_one(written):
+    compare = ["compare", "fedavg", "--config", "my_task.py:make", *SHORT, "--seeds", "1"]
+    flatfed(*compare)
+    edited(written, ("samples(60,", "samples(90,"))
+    done = CliRunner().invoke(cli.app, compare)
+    assert done.exit_code == 2 and "not the same: data" in done.stderr and "accuracy %" not in done.stdout
+    edited(written, ("samples(90,", "samples(60,"), ("Replace this with", "Put here"))
+    assert "accuracy %" in flatfed(*compare), "a comment changes nothing"
+
+
+def test_a_run_is_the_same_however_the_command_was_called(written, monkeypatch):
+    flatfed("run", "my_task.py:make", *SHORT, "--folder", "run")
+    for remembered in (own_task._loaded, own_task._made):
+        remembered.cache_clear()
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    flatfed("resume", "run", "--rounds", "4")
+
+
+def test_a_config_file_finds_the_task_beside_it_and_so_does_its_run(written, folder, monkeypatch):
+    Path("c.toml").write_text('task = "my_task.py:make"\n[training]\nrounds = 2\n')
+    (folder / "sub").mkdir()
+    monkeypatch.chdir(folder / "sub")
+    flatfed("run", "../c.toml", "--folder", "run")
+    monkeypatch.chdir(folder)
+    flatfed("resume", "sub/run", "--rounds", "3")
+
+
+def test_a_task_without_accuracy_is_not_compared(written):
+    edited(
+        written,
+        ("ff.Federation.from_tensors(own, test))", "ff.Federation.from_tensors(own, test), metrics={})"),
+    )
+    message = refusal("compare", "fedavg", "--config", "my_task.py:make", *SHORT)
+    assert "runs are compared by their test accuracy" in message
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "command", "message"),
+    [
+        ("settings = {'training': 5}\ndef make():\n    pass", [], "training"),
+        ("settings = {'training': None}\ndef make():\n    pass", [], "training"),
+        ("make = dict", [], "task.py"),
+        ("def __getattr__(name):\n    raise RuntimeError('no')", [], "task.py, line 2: RuntimeError: no"),
+        (
+            "class E(Exception):\n    def __str__(self):\n        raise ValueError\ndef make():\n    raise E",
+            [],
+            "task.py:make, line 5: E: E",
+        ),
+        ("def make(a, /):\n    pass", [], "its parameter 'a' cannot be given by name"),
+        ("def make(*args):\n    pass", [], "its parameter 'args' cannot be given by name"),
+        ("import flatfed\ndef make():\n    raise flatfed.DivergedError('mine')", [], "task.py:make: mine"),
+    ],
+)
+def test_odd_files_are_named_in_one_line(folder, text, command, message):
+    (folder / "task.py").write_text(text)
+    changes = [] if "'training'" in text else SHORT
+    assert message in refusal("run", "task.py:make", *changes, *command)
+
+
+def test_new_does_not_hide_a_package(folder):
+    for name in ("torch", "flatfed", "class"):
+        assert "choose another name" in refusal("new", name)
+    (folder / "link.py").symlink_to(folder / "elsewhere.py")
+    assert "link.py: it exists already" in refusal("new", "link")
+    assert not (folder / "elsewhere.py").exists()

@@ -64,7 +64,7 @@ def test_labels_tell_two_of_a_kind_apart(task, tmp_path):
     for wrong, message in (([], "algorithms: none"), (["fedsm"], "did you mean 'fedsam'")):
         with pytest.raises(ff.FlatfedError, match=message):
             ff.compare(task, wrong, TRAINING, folder=tmp_path)
-    with pytest.raises(ff.FlatfedError, match="seeds = 0: must be at least 1"):
+    with pytest.raises(ff.FlatfedError, match="seeds = 0: give a number of them"):
         ff.compare(task, ["fedavg"], TRAINING, folder=tmp_path, seeds=0)
 
 
@@ -89,3 +89,63 @@ def test_a_picture_survives_numbers_that_are_not_finite_and_runs_without_a_test(
     assert "train loss" in run._repr_html_() and "nan" not in run._repr_html_()
     run.history.clear()
     assert repr(run) == "Run(fedavg: no round yet)" and "<svg" not in run._repr_html_()
+
+
+def test_labels_may_share_an_algorithm_and_names_stay_inside_the_folder(task, tmp_path):
+    odd = ff.Algorithm(name="a/../../evil/x")
+    compared = ff.compare(
+        task, {"a": ff.fedavg(), "b": ff.fedavg(), "c": odd}, TRAINING, seeds=1, folder=tmp_path / "cmp"
+    )
+    assert [row.label for row in compared.rows] == ["a", "b", "c"]
+    assert [path.name for path in tmp_path.iterdir()] == ["cmp"]
+    assert len(list((tmp_path / "cmp").iterdir())) == 4
+
+
+def test_an_algorithm_that_diverges_is_left_out(task, tmp_path):
+    both = {"wild": ff.Algorithm(correct=ff.parts.Proximal(1e38)), "tame": ff.fedavg()}
+    training = TRAINING.replaced(local_steps=20)
+    with pytest.warns(ff.FlatfedWarning, match="wild, seed 0, is left out: round"):
+        compared = ff.compare(task, both, training, seeds=1, folder=tmp_path)
+    assert list(compared.runs) == ["tame"]
+    with pytest.raises(ff.DivergedError, match="no run was left"), pytest.warns(ff.FlatfedWarning):
+        ff.compare(task, {"wild": both["wild"]}, training, seeds=1, folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"algorithms": [ff.fedavg]}, "algorithms: .*; give labels and algorithms"),
+        ({"algorithms": ff.fedavg()}, "algorithms = .*: give a list"),
+        ({"algorithms": "fedavg"}, "algorithms = 'fedavg': give a list"),
+        ({"algorithms": None}, "algorithms = None: give a list"),
+        ({"algorithms": {1: ff.fedavg()}}, "algorithms: 1: "),
+        ({"seeds": 2.5}, "seeds = 2.5: give a number"),
+        ({"target": 5}, "target = 5: give an accuracy"),
+        ({"training": None}, "training = None: give a flatfed.Training"),
+        ({"training": TRAINING.replaced(seed=7)}, "training.seed = 7: .*use seeds"),
+        ({"execution": 3}, "execution = 3: give a flatfed.Execution"),
+        ({"folder": ""}, "folder = '': give a path"),
+        ({"folder": None}, "folder = None: give a path"),
+    ],
+)
+def test_mistakes_are_named_before_anything_is_trained(task, tmp_path, change, message):
+    asked = {"algorithms": ["fedavg"], "training": TRAINING, "folder": tmp_path / "runs", **change}
+    with pytest.raises(ff.FlatfedError, match=message):
+        ff.compare(task, **asked)
+    assert not list(tmp_path.iterdir())
+
+
+def test_tasks_without_an_accuracy_are_refused_at_once(task, tmp_path):
+    losses = ff.Task(task.model, task.federation, metrics={})
+    for given, message in (
+        (losses, "give it one, metrics="),
+        (ff.Task(task.model, federation()), "no test samples"),
+    ):
+        with pytest.raises(ff.FlatfedError, match=message):
+            ff.compare(given, ["fedavg"], TRAINING, folder=tmp_path)
+
+
+@pytest.mark.parametrize("runs", [[], None, "runs", [None], {}])
+def test_only_runs_are_plotted(runs):
+    with pytest.raises(ff.FlatfedError, match="give runs, in a list"):
+        ff.plot(runs)

@@ -156,6 +156,8 @@ def _build_part(slot: str, description: Any, within: str = "") -> Part:
     if not isinstance(description, Mapping):
         raise FlatfedError(f"{place} = {shown(description)}: give the name of a part, or a table with it")
     name = description.get("part")
+    if name is None:
+        raise FlatfedError(f"{place}.part: missing; choose from: {', '.join(sorted(known))}")
     if not isinstance(name, str) or name not in known:
         raise FlatfedError(f"{place}.part = {shown(name)}: unknown; {did_you_mean(shown(name), known)}")
     _check_names(description, place)

@@ -17,7 +17,7 @@ from flatfed.core.errors import match_name
 
 def catalog() -> dict[str, dict[str, Any]]:
     """The facts about every algorithm, in the order of their families."""
-    return json.loads((resources.files("flatfed") / "algorithms" / "catalog.json").read_text())
+    return json.loads((resources.files("flatfed") / "algorithms" / "catalog.json").read_text("utf-8"))
 
 
 @look

@@ -106,13 +106,15 @@ def run_comparison(
 ) -> None:
     """Runs what is missing, prints the table and writes the report."""
     from flatfed.core.tree import first_leaf
-    from flatfed.runs.compare import summarise
+    from flatfed.runs.compare import check_comparable, summarise
     from flatfed.runs.files import check_replaceable
 
     # Everything is checked before anything runs.
     labelled = [
         (contestant.label, [contestant.config(base, seed) for seed in seeds]) for contestant in contestants
     ]
+    task = labelled[0][1][0].make_task()
+    check_comparable(task)
     rounds = base.get("training", {}).get("rounds", 0) * len(contestants) * len(seeds)
     check_replaceable(runs / "report.html")
     finished, damaged = run_labelled(labelled, runs, rounds, tensorboard)
@@ -124,8 +126,8 @@ def run_comparison(
     if not rows:
         check_damage(len(damaged))
         raise DivergedError("no run was left to compare; lower lr or set clip")
-    test = labelled[0][1][0].make_task().federation.test
-    _print_rows(rows, target, len(first_leaf(test[0])) if test else 0)
+    assert task.federation.test is not None
+    _print_rows(rows, target, len(first_leaf(task.federation.test[0])))
     tell(f"Run folders: {runs}")
     end_with_report(labelled, runs, damaged, targets=[target])
     check_damage(len(damaged))

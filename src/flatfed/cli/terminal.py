@@ -119,7 +119,7 @@ def tell(line: str) -> None:
 
 def print_json(value: Any) -> None:
     """For other programs: nothing else is printed with it."""
-    print(json.dumps(value, indent=1, ensure_ascii=False))  # noqa: T201
+    print(json.dumps(value, indent=1))  # noqa: T201
 
 
 def check_damage(folders: int) -> None:

@@ -92,7 +92,10 @@ def shown(value: Any) -> str:
 
 def first_line(error: BaseException) -> str:
     """What an error says in one line, or its kind if it says nothing."""
-    lines = str(error).strip().splitlines()
+    try:
+        lines = str(error).strip().splitlines()
+    except Exception:
+        lines = []  # a user's class that cannot be printed
     return lines[0] if lines else type(error).__name__
 
 

@@ -72,7 +72,8 @@ class Layout:
 
     def tensor_means(self, vectors: Tensor) -> Tensor:
         """The mean over every parameter: [..., P] → [..., tensors]."""
-        return torch.stack([piece.mean(-1) for piece in vectors.split(self.sizes, -1)], -1)
+        pieces = vectors.split(self.sizes, -1)
+        return torch.stack([piece.sum(-1) if piece.numel() == 0 else piece.mean(-1) for piece in pieces], -1)
 
     def spread(self, means: Tensor) -> Tensor:
         """Every parameter filled with one number: [..., tensors] → [..., P]."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from flatfed.algorithms import build
 from flatfed.core.algorithm import Algorithm
-from flatfed.core.errors import FlatfedError
+from flatfed.core.errors import DivergedError, FlatfedError, FlatfedWarning, shown
 from flatfed.core.settings import Training
 from flatfed.engines.execution import Execution
 from flatfed.report.page import write_report
 from flatfed.runs import curves
-from flatfed.runs.compare import Row, summarise
+from flatfed.runs.compare import Row, check_comparable, folder_name, summarise
 from flatfed.runs.files import check_replaceable
 from flatfed.runs.folder import RunFolder
 from flatfed.runs.identity import digest_of
@@ -96,34 +97,78 @@ def compare(
     weights of the task's model; seeds differ in who takes part and in which batches. `target` is the accuracy
     to which rounds are counted.
     """
-    if seeds < 1:
-        raise FlatfedError(f"seeds = {seeds}: must be at least 1")
-    chosen = algorithms if isinstance(algorithms, Mapping) else _labelled(algorithms)
-    if not chosen:
-        raise FlatfedError("algorithms: none; give some, for instance [ff.fedavg(), ff.fedsam()]")
-    built = {label: build(one) if isinstance(one, str) else one for label, one in chosen.items()}
+    _check(task, training, execution, seeds, folder, target)
+    built = _built(algorithms)
     root = Path(folder)
     report = root / "report.html"
     check_replaceable(report)
-    runs, paths = dict[str, list[Run]](), dict[Path, str]()
+    runs: dict[str, list[Run]] = {}
+    folders: dict[str, list[Path]] = {}
     for label, algorithm in built.items():
         for seed in range(seeds):
             settings = training.replaced(seed=seed)
-            digest = digest_of([algorithm.describe(), settings.model_dump(mode="json")])[:10]
-            path = root / f"{algorithm.name}-seed{seed}-{digest}"
-            run = train(task, algorithm, settings, execution, folder=path, evaluate_on_clients=True)
+            digest = digest_of([label, algorithm.describe(), settings.model_dump(mode="json")])
+            path = root / folder_name(algorithm, seed, digest)
+            try:
+                run = train(task, algorithm, settings, execution, folder=path, evaluate_on_clients=True)
+            except DivergedError as error:
+                warnings.warn(f"{label}, seed {seed}, is left out: {error}", FlatfedWarning, stacklevel=2)
+                continue
             runs.setdefault(label, []).append(run)
-            paths[path] = label
+            folders.setdefault(label, []).append(path)
+    if not runs:
+        raise DivergedError("no run was left to compare; lower lr or set clip")
     rows = [
-        summarise(label, training.lr, [RunFolder(path) for path in paths if paths[path] == label], target)
-        for label in built
+        summarise(label, training.lr, [RunFolder(path) for path in paths], target)
+        for label, paths in folders.items()
     ]
-    write_report(list(paths), report, labels=paths, targets=[target])
+    labels = {path: label for label, paths in folders.items() for path in paths}
+    write_report(list(labels), report, labels=labels, targets=[target])
     return Comparison(rows, runs, report)
 
 
-def _labelled(algorithms: Sequence[Algorithm | str]) -> dict[str, Algorithm | str]:
-    named = [(one if isinstance(one, str) else one.name, one) for one in algorithms]
+def _check(
+    task: object, training: object, execution: object, seeds: object, folder: object, target: object
+) -> None:
+    for name, value, kind in (
+        ("task", task, Task),
+        ("training", training, Training),
+        ("execution", execution, Execution),
+        ("folder", folder, str | Path),
+    ):
+        if not isinstance(value, kind) or value == "":
+            wanted = "a path" if name == "folder" else f"a flatfed.{name.capitalize()}"
+            raise FlatfedError(f"{name} = {shown(value)}: give {wanted}")
+    assert isinstance(task, Task) and isinstance(training, Training)
+    if not isinstance(seeds, int) or seeds < 1:
+        raise FlatfedError(f"seeds = {shown(seeds)}: give a number of them, 1 or more")
+    if not isinstance(target, int | float) or not 0 <= target <= 1:
+        raise FlatfedError(f"target = {shown(target)}: give an accuracy between 0 and 1")
+    if training.seed:
+        raise FlatfedError(
+            f"training.seed = {training.seed}: every algorithm runs under the seeds 0, 1, …; use seeds"
+        )
+    check_comparable(task)
+
+
+def _built(algorithms: object) -> dict[str, Algorithm]:
+    chosen = dict(algorithms) if isinstance(algorithms, Mapping) else _labelled(algorithms)
+    if not chosen:
+        raise FlatfedError("algorithms: none; give some, for instance [ff.fedavg(), ff.fedsam()]")
+    for label, one in chosen.items():
+        if not isinstance(label, str) or not isinstance(one, Algorithm | str):
+            raise FlatfedError(
+                f"algorithms: {shown(label)}: {shown(one)}; give labels and algorithms, or names of them"
+            )
+    return {label: build(one) if isinstance(one, str) else one for label, one in chosen.items()}
+
+
+def _labelled(algorithms: object) -> dict[str, Algorithm | str]:
+    if not isinstance(algorithms, list | tuple):
+        raise FlatfedError(
+            f"algorithms = {shown(algorithms)}: give a list of them, or a dictionary with labels"
+        )
+    named = [(one if isinstance(one, str) else getattr(one, "name", shown(one)), one) for one in algorithms]
     labels = [label for label, _ in named]
     for label in labels:
         if labels.count(label) > 1:

@@ -8,6 +8,7 @@ test set, and per-client deviations with the floor that chance alone would give.
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,12 +16,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from flatfed.core.algorithm import COMMON
+from flatfed.core.algorithm import COMMON, Algorithm
 from flatfed.core.errors import DivergedError, FlatfedError
 from flatfed.core.settings import Training
+from flatfed.engines.planning import make_plan
 from flatfed.runs.files import RunFolderError
 from flatfed.runs.folder import RunFolder
-from flatfed.runs.identity import config_digest
+from flatfed.runs.identity import config_digest, run_identity
 from flatfed.runs.statistics import (
     MEGABYTE,
     ClientRow,
@@ -33,6 +35,7 @@ from flatfed.runs.statistics import (
 from flatfed.runs.train import run_config
 from flatfed.training.config import Config, with_assignments
 from flatfed.training.loop import Callback
+from flatfed.training.task import Task
 
 LabelledRuns = Sequence[tuple[str, Sequence[Config]]]
 """What is run under each label, one config for each seed."""
@@ -40,8 +43,23 @@ LabelledRuns = Sequence[tuple[str, Sequence[Config]]]
 
 def run_folder(config: Config, root: Path) -> Path:
     """Where a config's run lives: named by its algorithm and a digest of everything that matters."""
-    name, seed = config.make_algorithm().name, config.training.seed
-    return root / f"{name}-seed{seed}-{config_digest(config)[:10]}"
+    return root / folder_name(config.make_algorithm(), config.training.seed, config_digest(config))
+
+
+def folder_name(algorithm: Algorithm, seed: int, digest: str) -> str:
+    """Of a run, in one word whatever the algorithm is called."""
+    return f"{re.sub(r'[^A-Za-z0-9_.-]', '_', algorithm.name).lstrip('.')}-seed{seed}-{digest[:10]}"
+
+
+def check_comparable(task: Task) -> None:
+    """Refuses a task whose runs have no accuracy to be compared by, before anything is trained."""
+    if task.federation.test is None:
+        raise FlatfedError("federation: it has no test samples to compare by; give it some (test=…)")
+    if "accuracy" not in task.used_metrics:
+        raise FlatfedError(
+            "metrics: runs are compared by their test accuracy, which this task has not; give it one, "
+            'metrics={"accuracy": …}, where more is better'
+        )
 
 
 def is_complete(config: Config, folder: Path) -> bool:
@@ -50,6 +68,11 @@ def is_complete(config: Config, folder: Path) -> bool:
     existing.check_usable()
     finished = existing.finished_rounds()
     existing.check_config(json.loads(config.model_dump_json()))
+    if finished is not None and config.task is not None:
+        # The config names a file of the user's, in which anything may have changed since.
+        task, device = config.make_task(), config.execution.device
+        used = task.model, task.federation, config.make_algorithm(), task.loss, task.used_metrics
+        existing.check_identity(run_identity(task, make_plan(*used, config.training, device)))
     return finished == config.training.rounds
 
 
@@ -172,7 +195,7 @@ class Demo:
 
     @classmethod
     def read(cls) -> Demo:
-        values = tomllib.loads(resources.files(__package__).joinpath("demo.toml").read_text())
+        values = tomllib.loads(resources.files(__package__).joinpath("demo.toml").read_text("utf-8"))
         contestants = [
             replace(Contestant.parse(text), label=text.partition(":")[0]) for text in values["algorithms"]
         ]

@@ -170,6 +170,20 @@ class RunFolder:
                 f"{self.path}: it holds another run ({different}); choose another folder or remove it"
             )
 
+    def check_identity(self, identity: Identity) -> None:
+        """Refuses a folder whose run had another model, data or settings."""
+        if not self.identity_path.exists():
+            return
+        stored = read_json(self.identity_path)
+        if not isinstance(stored, dict):
+            raise RunFolderError(f"{self.identity_path}: damaged; restore it or choose another folder")
+        different = identity.difference(stored)
+        if different:
+            raise RunFolderError(
+                f"{self.path}: it holds another run (not the same: {different}); choose another folder or "
+                "remove it"
+            )
+
     # -- a run of this process ----------------------------------------------------------------------------
 
     def open(self, config: Mapping[str, Any], identity: Identity) -> None:
@@ -180,16 +194,7 @@ class RunFolder:
         self.finished_rounds()
         self.check_config(config)
         self.identity = identity
-        if self.identity_path.exists():
-            stored = read_json(self.identity_path)
-            if not isinstance(stored, dict):
-                raise RunFolderError(f"{self.identity_path}: damaged; restore it or choose another folder")
-            different = identity.difference(stored)
-            if different:
-                raise RunFolderError(
-                    f"{self.path}: it holds another run (not the same: {different}); choose "
-                    "another folder or remove it"
-                )
+        self.check_identity(identity)
         manifest = self.checkpoints.manifest
         if manifest is not None and manifest.server is not None and identity.uncovered:
             raise RunFolderError(

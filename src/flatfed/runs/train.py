@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatfed.core.algorithm import Algorithm
-from flatfed.core.errors import DivergedError, FlatfedError, FlatfedWarning
+from flatfed.core.errors import DivergedError, FlatfedError, FlatfedWarning, shown
 from flatfed.core.flat import Loss, load_buffers, load_vector
 from flatfed.core.settings import Training
 from flatfed.core.state import check_like
@@ -98,8 +98,18 @@ class Run:
         return path
 
 
-def plot(runs: Sequence[Run] | Mapping[str, Run], value: str | None = None) -> Figure:
+def plot(runs: Run | Sequence[Run] | Mapping[str, Run], value: str | None = None) -> Figure:
     """A number of several runs, which may have labels, over the rounds, as one plotly figure."""
+    runs = [runs] if isinstance(runs, Run) else runs
+    several = list(runs.values()) if isinstance(runs, Mapping) else runs
+    if (
+        not isinstance(several, list | tuple)
+        or not all(isinstance(run, Run) for run in several)
+        or not several
+    ):
+        raise FlatfedError(f"runs = {shown(runs)}: give runs, in a list or a dictionary with labels")
+    if value is not None and not isinstance(value, str):
+        raise FlatfedError(f"value = {shown(value)}: give the name of a number in the history")
     if not isinstance(runs, Mapping):
         histories = curves.labelled([(run.algorithm.name, run.history) for run in runs])
     else:

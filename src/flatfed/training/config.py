@@ -166,9 +166,11 @@ class Config(CheckedModel):
         """A config from a TOML file or `my_task.py:make`, with `key.key=value` assignments on top."""
         values = own_task.reference_settings(str(path))
         if values is None:
-            return cls.checked(with_assignments(read_toml(path), assignments))
+            tables = own_task.located(read_toml(path), path.parent)
+            return cls.checked(with_assignments(tables, assignments))
         changed = with_assignments(values, assignments)
-        if "rounds" not in changed.setdefault("training", {}):
+        training = changed.setdefault("training", {})
+        if isinstance(training, Mapping) and "rounds" not in training:
             raise FlatfedError(
                 f"training.rounds: missing; use --set training.rounds=50, or {own_task.SETTINGS} "
                 f"in {values['task']['file']}"

@@ -37,7 +37,9 @@ def reference_settings(text: str) -> dict[str, Any] | None:
     table = parse_reference(text)
     if table is None:
         return None
-    settings = getattr(_module(table["file"]), SETTINGS, {})
+    module = _module(table["file"])
+    with _one_line_errors(table["file"], ""):
+        settings = getattr(module, SETTINGS, {})
     if not isinstance(settings, Mapping):
         raise FlatfedError(f"{table['file']}: {SETTINGS} = {shown(settings)}; give a dictionary of tables")
     if "task" in settings:
@@ -46,13 +48,26 @@ def reference_settings(text: str) -> dict[str, Any] | None:
     return {**settings, "task": {**table, "file": str(Path(table["file"]).resolve())}}
 
 
+def located(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """A config file's tables, in which the file of a task is sought beside the config file."""
+    table = values.get("task")
+    table = parse_reference(table) if isinstance(table, str) else table
+    if not isinstance(table, Mapping) or not isinstance(table.get("file"), str):
+        return dict(values)
+    return {**values, "task": {**table, "file": str((folder / table["file"]).resolve())}}
+
+
 def check(table: Mapping[str, Any]) -> None:
     """Refuses a table whose file, function or options there are not, without making the task."""
     for key in ("file", "make"):
         if not isinstance(table.get(key), str):
             raise FlatfedError(f"task.{key} = {shown(table.get(key))}: write it as my_task.py:make")
-    make = _function(table)
-    parameters = inspect.signature(make).parameters.values()
+    parameters = _parameters(table)
+    for parameter in parameters:
+        if parameter.kind in {parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL}:
+            raise FlatfedError(
+                f"{table['file']}:{table['make']}: its parameter {parameter.name!r} cannot be given by name"
+            )
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
     known = [parameter.name for parameter in parameters]
@@ -62,8 +77,7 @@ def check(table: Mapping[str, Any]) -> None:
             raise FlatfedError(f"task.{option}: unknown; {hint}")
     given = {*_options(table), "seed"}
     for parameter in parameters:
-        required = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
-        if required and parameter.name not in given:
+        if parameter.default is parameter.empty and parameter.name not in given:
             raise FlatfedError(f"task.{parameter.name}: missing; use --set task.{parameter.name}=…")
 
 
@@ -77,7 +91,7 @@ def make_task(table: Mapping[str, Any], seed: int) -> Task:
 def _made(description: str, seed: int) -> Task:
     table = json.loads(description)
     make, options = _function(table), _options(table)
-    if "seed" in inspect.signature(make).parameters:
+    if "seed" in {parameter.name for parameter in _parameters(table)}:
         options.setdefault("seed", seed)
     with _one_line_errors(table["file"], table["make"]), _seeded(seed):
         task = make(**options)
@@ -105,9 +119,20 @@ def _options(table: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in table.items() if key not in {"file", "make"}}
 
 
+def _parameters(table: Mapping[str, Any]) -> list[inspect.Parameter]:
+    function = _function(table)
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except ValueError:
+        raise FlatfedError(
+            f"{table['file']}: {table['make']} has no signature; give a function that returns a flatfed.Task"
+        ) from None
+
+
 def _function(table: Mapping[str, Any]) -> Callable[..., Any]:
     module, name = _module(table["file"]), table["make"]
-    function = getattr(module, name, None)
+    with _one_line_errors(table["file"], ""):
+        function = getattr(module, name, None)
     if not callable(function):
         own = [
             key
@@ -127,14 +152,13 @@ def _loaded(path: Path) -> ModuleType:
     """A user's file as a module, which may import what is beside it."""
     if not path.is_file():
         raise FlatfedError(f"{path}: no such file; flatfed new {path.stem} writes one to start from")
-    name = path.stem
-    if not name.isidentifier() or name in sys.modules or importlib.util.find_spec(name) is not None:
-        name = "task_in_" + re.sub(r"\W", "_", str(path))
+    # One name wherever it is called from, because a run's identity has its classes' names; and no package's.
+    name = "task_file_" + re.sub(r"\W", "_", path.stem)
     specification = importlib.util.spec_from_file_location(name, path)
     assert specification is not None and specification.loader is not None
     module = importlib.util.module_from_spec(specification)
     if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
+        sys.path.insert(0, str(path.parent))  # as if Python had been called with the file
     sys.modules[name] = module
     try:
         with _one_line_errors(str(path), ""):
@@ -148,10 +172,11 @@ def _loaded(path: Path) -> ModuleType:
 @contextmanager
 def _one_line_errors(file: str, function: str) -> Iterator[None]:
     """Whatever a user's code raises, with the line of their file that it came from; the cause is attached."""
+    called = f":{function}" if function else ""
     try:
         yield
-    except FlatfedError:
-        raise
+    except FlatfedError as error:
+        raise FlatfedError(f"{file}{called}: {error}") from error
     except (Exception, SystemExit) as error:
         path = str(Path(file).resolve())
         lines = [
@@ -159,5 +184,4 @@ def _one_line_errors(file: str, function: str) -> Iterator[None]:
         ]
         line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
         place = f", line {line}" if line else ""
-        called = f":{function}" if function else ""
         raise FlatfedError(f"{file}{called}{place}: {type(error).__name__}: {first_line(error)}") from error
