@@ -43,14 +43,15 @@ batch_size = 8
 [execution]
 workers = 1
 """
+BY_TEST = ["--choose-by", "test"]
 
 
 def unwatched(assignments, ended):
     return lambda now: None
 
 
-def search_of(*grid, base=BASE, **options):
-    return Search.checked(base, parse_grid(list(grid)), **options)
+def search_of(*grid, base=BASE, choose_by="test", **options):
+    return Search.checked(base, parse_grid(list(grid)), choose_by=choose_by, **options)
 
 
 def base_with(**training):
@@ -125,7 +126,7 @@ def test_a_run_made_by_another_command_is_a_finished_trial(tmp_path, started):
     for rate in ("0.1", "1e38"):
         CliRunner().invoke(cli.app, ["run", str(config), "--set", f"training.lr={rate}", "--runs", str(runs)])
     assert started == [0.1, 1e38]
-    command = ["tune", str(config), "--grid", "training.lr=1e38,0.1,0.3", "--runs", str(runs)]
+    command = ["tune", str(config), *BY_TEST, "--grid", "training.lr=1e38,0.1,0.3", "--runs", str(runs)]
     done = CliRunner().invoke(cli.app, command)
     assert done.exit_code == 0, done.output
     assert started == [0.1, 1e38, 0.3]
@@ -194,7 +195,15 @@ def test_all_interrupted_runs_are_continued_first_in_grid_order(tmp_path, starte
 def test_killed_tuning_continues(tmp_path):
     config = tmp_path / "config.toml"
     config.write_text(TOML.replace("rounds = 5", "rounds = 150"))
-    command = ["tune", str(config), "--grid", "training.lr=0.01,0.1", "--runs", str(tmp_path / "runs")]
+    command = [
+        "tune",
+        str(config),
+        *BY_TEST,
+        "--grid",
+        "training.lr=0.01,0.1",
+        "--runs",
+        str(tmp_path / "runs"),
+    ]
     process = Command(*command)
 
     def histories():
@@ -287,14 +296,22 @@ def test_the_median_rule_is_that_of_optuna():
 def test_divergence_is_a_failed_trial(tmp_path):
     config = tmp_path / "config.toml"
     config.write_text(TOML)
-    command = ["tune", str(config), "--grid", "training.lr=1e38,0.1", "--runs", str(tmp_path / "runs")]
+    command = [
+        "tune",
+        str(config),
+        *BY_TEST,
+        "--grid",
+        "training.lr=1e38,0.1",
+        "--runs",
+        str(tmp_path / "runs"),
+    ]
     done = CliRunner().invoke(cli.app, command)
     assert done.exit_code == 0, done.output
     assert "diverged: training.lr=1e38: round 1: the training loss is nan" in done.stderr
     assert "Traceback" not in done.output
     assert done.stdout.index("0.1") < done.stdout.index("1e38")
     assert f"flatfed run {shlex.quote(str(config))} --set training.lr=0.1" in done.stdout
-    command[3] = "training.lr=1e38"
+    command[command.index("--grid") + 1] = "training.lr=1e38"
     alone = CliRunner().invoke(cli.app, command)
     assert alone.exit_code == 1
     assert "no trial ran to its end" in alone.stderr
@@ -306,7 +323,7 @@ def test_the_printed_line_of_the_best_gives_its_run(tmp_path):
     runs = ["--runs", str(tmp_path / "runs")]
     changed = ["--set", "training.rounds=3", "--seed", "4"]
     done = CliRunner().invoke(
-        cli.app, ["tune", str(config), "--grid", "training.lr=0.01,0.3", *changed, *runs]
+        cli.app, ["tune", str(config), *BY_TEST, "--grid", "training.lr=0.01,0.3", *changed, *runs]
     )
     assert done.exit_code == 0, done.output
     line = next(line for line in done.stdout.splitlines() if line.startswith("flatfed run"))
@@ -408,7 +425,9 @@ def test_a_trial_that_another_process_runs_is_named(tmp_path, monkeypatch):
 def test_bad_input_is_one_clear_line(tmp_path, arguments, complaint):
     config = tmp_path / "config.toml"
     config.write_text(TOML)
-    done = CliRunner().invoke(cli.app, ["tune", str(config), *arguments, "--runs", str(tmp_path / "runs")])
+    done = CliRunner().invoke(
+        cli.app, ["tune", str(config), *BY_TEST, *arguments, "--runs", str(tmp_path / "runs")]
+    )
     assert done.exit_code == 2, done.output
     lines = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert len(lines) == 1 and complaint in lines[0]
