@@ -65,7 +65,9 @@ def test_it_is_compared_tuned_diagnosed_and_reported(written):
     assert "fedsam:radius=0.05" in compared
     page = Path("runs/report.html").read_text()
     assert "my_task.py:make" in page and "Samples by class and client" in page
-    tuned = flatfed("tune", "my_task.py:make", "--grid", "training.lr=0.01,0.3", *SHORT)
+    tuned = flatfed(
+        "tune", "my_task.py:make", "--choose-by", "test", "--grid", "training.lr=0.01,0.3", *SHORT
+    )
     assert "flatfed run my_task.py:make --set training.rounds=3 --set training.lr=0.3" in tuned
     (run,) = Path("runs").glob("fedsam-seed0-*")
     assert "accuracy" in flatfed("diagnose", run, "clients")

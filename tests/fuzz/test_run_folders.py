@@ -37,7 +37,7 @@ def finished() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="flatfed-fuzz-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     (folder / "config.toml").write_text(tomli_w.dumps(CONFIG))
-    grid = ["--grid", "training.lr=0.1,0.2"]
+    grid = ["--choose-by", "test", "--grid", "training.lr=0.1,0.2"]
     assert command("tune", folder / "config.toml", *grid, "--runs", folder / "runs").code == 0
     for rounds, name in ((2, "runs"), (3, "longer")):
         config = Config.read(folder / "config.toml", [f"training.rounds={rounds}"])
@@ -74,7 +74,7 @@ def test_damaged_run_folders(damages, what):
             "more": ["resume", run, "--rounds", 3],
             "run": ["run", config, "--runs", runs],
             "compare": ["compare", "scaffold", "--config", config, "--seeds", 1, "--runs", runs],
-            "tune": ["tune", config, "--grid", "training.lr=0.1,0.2", "--runs", runs],
+            "tune": ["tune", config, "--choose-by", "test", "--grid", "training.lr=0.1,0.2", "--runs", runs],
             "report": ["report", run, "--output", folder / "report.html"],
             "diagnose": ["diagnose", run, "clients"],
         }[what]

@@ -252,6 +252,31 @@ def test_the_summary_has_a_line_for_each_method(tmp_path):
     assert f"±{100 * (mean * (1 - mean) / 400) ** 0.5:.2g} points" in table.note
 
 
+@pytest.mark.parametrize("validated", [0, 2, 3])
+def test_the_summary_says_which_samples_chose_among_settings(tmp_path, validated):
+    speeds = {"0.1": 2.0, "0.2": 4.0, "0.3": 3.0}
+    folders = [write_run(tmp_path / "sam", "fedsam")]
+    for number, (radius, speed) in enumerate(speeds.items()):
+        folder = write_run(tmp_path / radius, "fedasam", speed=speed, radius=float(radius))
+        folders.append(folder)
+        lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+        for line in lines if number < validated else ():
+            # The smallest radius is the best on the validation samples, and the fifth round is its best.
+            line["validation_accuracy"] = 0.9 - 0.1 * number - 0.01 * abs(line["round"] - 5)
+        (folder / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (table,) = summary(methods_of(*folders), [], None).content
+    chosen = [row[table.columns.index("chosen by")].text for row in table.rows]
+    by_validation, by_test = "validation samples, of 3", "test samples, of 3"
+    assert chosen == (["–", by_validation, "–", "–"] if validated == 3 else ["–", "–", by_test, "–"])
+    assert "the test samples have chosen is too high" in table.note
+    assert ("at best validation %" in table.columns) == (validated > 0)
+    if validated:
+        fifth = json.loads((folders[1] / "history.jsonl").read_text().splitlines()[4])[ACCURACY]
+        assert table.rows[1][table.columns.index("at best validation %")].value == pytest.approx(100 * fifth)
+        assert table.rows[1][table.columns.index("validation %")].value == pytest.approx(83)
+        assert table.rows[0][table.columns.index("validation %")].text == "–"
+
+
 def test_every_diagnostic_has_its_place(tmp_path):
     folder = write_run(tmp_path / "run")
     write_diagnostics(folder)

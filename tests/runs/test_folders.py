@@ -110,7 +110,7 @@ def test_a_folder_of_other_files_among_the_runs_is_left_out_and_left_as_it_is(co
     write_files(first, OTHER_FILES["checkpoints"])
     before = listing(first)
     if command == "tune":
-        arguments = ["tune", config, "--grid", "training.lr=0.1,0.2"]
+        arguments = ["tune", config, "--choose-by", "test", "--grid", "training.lr=0.1,0.2"]
     else:
         arguments = [
             "compare",
@@ -430,7 +430,7 @@ def test_a_comparison_names_a_damaged_run_and_goes_on_with_the_rest(damage, tmp_
 
 @pytest.mark.parametrize("damage", [damage_history, damage_manifest], ids=lambda damage: damage.__name__)
 def test_tuning_names_a_damaged_trial_and_goes_on_with_the_rest(damage, tmp_path, config):
-    runs, arguments = tmp_path / "runs", ["tune", config, "--grid"]
+    runs, arguments = tmp_path / "runs", ["tune", config, "--choose-by", "test", "--grid"]
     assert flatfed(*arguments, "training.lr=0.1,0.2", "--runs", runs)[0] == 0
     bad = run_folder(Config.read(config, ["training.lr=0.1"]), runs)
     damage(bad)
@@ -499,7 +499,9 @@ def test_folders_may_have_any_name(name, tmp_path, config, monkeypatch):
     assert code == 0, error
     code, output, error = flatfed("compare", "fedavg", "--config", config, "--seeds=1", f"--runs={name}")
     assert code == 0, error
-    code, output, error = flatfed("tune", config, "--grid=training.lr=0.1,0.2", f"--runs={name}")
+    code, output, error = flatfed(
+        "tune", config, "--choose-by=test", "--grid=training.lr=0.1,0.2", f"--runs={name}"
+    )
     assert code == 0, error
     code, _, error = flatfed("run", "--", Path(name) / "missing.toml")
     assert code == 2

@@ -43,14 +43,15 @@ batch_size = 8
 [execution]
 workers = 1
 """
+BY_TEST = ["--choose-by", "test"]
 
 
 def unwatched(assignments, ended):
     return lambda now: None
 
 
-def search_of(*grid, base=BASE, **options):
-    return Search.checked(base, parse_grid(list(grid)), **options)
+def search_of(*grid, base=BASE, choose_by="test", **options):
+    return Search.checked(base, parse_grid(list(grid)), choose_by=choose_by, **options)
 
 
 def base_with(**training):
@@ -125,7 +126,7 @@ def test_a_run_made_by_another_command_is_a_finished_trial(tmp_path, started):
     for rate in ("0.1", "1e38"):
         CliRunner().invoke(cli.app, ["run", str(config), "--set", f"training.lr={rate}", "--runs", str(runs)])
     assert started == [0.1, 1e38]
-    command = ["tune", str(config), "--grid", "training.lr=1e38,0.1,0.3", "--runs", str(runs)]
+    command = ["tune", str(config), *BY_TEST, "--grid", "training.lr=1e38,0.1,0.3", "--runs", str(runs)]
     done = CliRunner().invoke(cli.app, command)
     assert done.exit_code == 0, done.output
     assert started == [0.1, 1e38, 0.3]
@@ -194,7 +195,15 @@ def test_all_interrupted_runs_are_continued_first_in_grid_order(tmp_path, starte
 def test_killed_tuning_continues(tmp_path):
     config = tmp_path / "config.toml"
     config.write_text(TOML.replace("rounds = 5", "rounds = 150"))
-    command = ["tune", str(config), "--grid", "training.lr=0.01,0.1", "--runs", str(tmp_path / "runs")]
+    command = [
+        "tune",
+        str(config),
+        *BY_TEST,
+        "--grid",
+        "training.lr=0.01,0.1",
+        "--runs",
+        str(tmp_path / "runs"),
+    ]
     process = Command(*command)
 
     def histories():
@@ -287,14 +296,22 @@ def test_the_median_rule_is_that_of_optuna():
 def test_divergence_is_a_failed_trial(tmp_path):
     config = tmp_path / "config.toml"
     config.write_text(TOML)
-    command = ["tune", str(config), "--grid", "training.lr=1e38,0.1", "--runs", str(tmp_path / "runs")]
+    command = [
+        "tune",
+        str(config),
+        *BY_TEST,
+        "--grid",
+        "training.lr=1e38,0.1",
+        "--runs",
+        str(tmp_path / "runs"),
+    ]
     done = CliRunner().invoke(cli.app, command)
     assert done.exit_code == 0, done.output
     assert "diverged: training.lr=1e38: round 1: the training loss is nan" in done.stderr
     assert "Traceback" not in done.output
     assert done.stdout.index("0.1") < done.stdout.index("1e38")
     assert f"flatfed run {shlex.quote(str(config))} --set training.lr=0.1" in done.stdout
-    command[3] = "training.lr=1e38"
+    command[command.index("--grid") + 1] = "training.lr=1e38"
     alone = CliRunner().invoke(cli.app, command)
     assert alone.exit_code == 1
     assert "no trial ran to its end" in alone.stderr
@@ -306,7 +323,7 @@ def test_the_printed_line_of_the_best_gives_its_run(tmp_path):
     runs = ["--runs", str(tmp_path / "runs")]
     changed = ["--set", "training.rounds=3", "--seed", "4"]
     done = CliRunner().invoke(
-        cli.app, ["tune", str(config), "--grid", "training.lr=0.01,0.3", *changed, *runs]
+        cli.app, ["tune", str(config), *BY_TEST, "--grid", "training.lr=0.01,0.3", *changed, *runs]
     )
     assert done.exit_code == 0, done.output
     line = next(line for line in done.stdout.splitlines() if line.startswith("flatfed run"))
@@ -408,7 +425,9 @@ def test_a_trial_that_another_process_runs_is_named(tmp_path, monkeypatch):
 def test_bad_input_is_one_clear_line(tmp_path, arguments, complaint):
     config = tmp_path / "config.toml"
     config.write_text(TOML)
-    done = CliRunner().invoke(cli.app, ["tune", str(config), *arguments, "--runs", str(tmp_path / "runs")])
+    done = CliRunner().invoke(
+        cli.app, ["tune", str(config), *BY_TEST, *arguments, "--runs", str(tmp_path / "runs")]
+    )
     assert done.exit_code == 2, done.output
     lines = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert len(lines) == 1 and complaint in lines[0]
@@ -422,3 +441,106 @@ def test_without_optuna_all_combinations_are_run_and_trials_says_how_to_get_it(t
     with pytest.raises(FlatfedError, match=r"trials = 1: needs optuna; pip install 'flatfed\[tune\]'"):
         tune(search, tmp_path, 1, lambda *_: pytest.fail("ran"))
     assert len(tune(search, tmp_path, None, unwatched)) == 2
+
+
+# -- what is chosen by ------------------------------------------------------------------------------------
+
+OPPOSITE = """
+import torch
+from torch import nn
+
+import flatfed as ff
+
+settings = {"training": {"rounds": 4, "local_epochs": 2, "batch_size": 8}, "execution": {"workers": 1}}
+
+
+def make(validation: float = 0.0):
+    \"\"\"The labels of the test samples are wrong: whatever learns is bad there.\"\"\"
+    draw = torch.Generator().manual_seed(0)
+    inputs = torch.randn(240, 4, generator=draw)
+    targets = (inputs[:, 0] > 0).long()
+    clients = list(zip(inputs[:200].split(25), targets[:200].split(25)))
+    federation = ff.Federation.from_tensors(clients, (inputs[200:], 1 - targets[200:]))
+    return ff.Task(nn.Linear(4, 2), federation.with_validation(validation) if validation else federation)
+"""
+
+
+@pytest.fixture
+def opposite(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "opposite.py").write_text(OPPOSITE)
+    return ["tune", "opposite.py:make", "--grid", "training.lr=1e-6,0.3"]
+
+
+@pytest.mark.parametrize("held_out", ["data.validation=0.2", "task.validation=0.2"])
+def test_the_validation_samples_choose_and_the_test_samples_only_on_request(opposite, held_out):
+    chosen = {}
+    for choose_by in ("validation", "test"):
+        words = ["--choose-by", "test"] if choose_by == "test" else []
+        done = CliRunner().invoke(cli.app, [*opposite, "--set", held_out, *words])
+        assert done.exit_code == 0, done.output
+        assert f"chosen by final {choose_by} accuracy, best:" in done.stdout
+        assert ("chosen by the test samples, on which it looks better" in done.stderr) == bool(words)
+        (chosen[choose_by],) = (line for line in done.stdout.splitlines() if line.startswith("flatfed run "))
+    assert chosen["validation"].endswith("training.lr=0.3") and chosen["test"].endswith("training.lr=1e-6")
+    assert held_out in chosen["validation"]
+    again = CliRunner().invoke(cli.app, shlex.split(chosen["validation"])[1:])
+    assert again.exit_code == 0 and "is complete: 4 rounds" in " ".join(again.stdout.split())
+
+
+@pytest.mark.parametrize("subject", ["config.toml", "opposite.py:make", "fedsagd/table2"])
+def test_without_validation_samples_or_a_word_tuning_is_refused_before_anything_runs(opposite, subject):
+    Path("config.toml").write_text(TOML)
+    done = CliRunner().invoke(cli.app, ["tune", subject, *opposite[2:]])
+    assert done.exit_code == 2
+    assert done.stderr.splitlines() == [
+        "error: validation: there are no samples to choose by; hold some out with --set data.validation=0.1, "
+        "or choose by the test samples with --choose-by test"
+    ]
+    assert not Path("runs").exists()
+
+
+def test_own_and_held_out_validation_samples_are_too_many(opposite):
+    both = ["--set", "task.validation=0.2", "--set", "data.validation=0.2"]
+    done = CliRunner().invoke(cli.app, [*opposite, *both])
+    assert done.exit_code == 2
+    assert "validation = 0.2: there are validation samples already" in done.stderr
+    assert "Traceback" not in done.output
+
+
+def test_data_beside_a_task_may_say_nothing_but_validation(opposite):
+    done = CliRunner().invoke(cli.app, [*opposite, "--set", "data.validation=0.2", "--set", "data.clients=5"])
+    assert done.exit_code == 2
+    assert "data: your own task has its own" in done.stderr
+
+
+@pytest.mark.parametrize("metric", ["final", "best"])
+def test_trials_are_ranked_by_validation_accuracy(tmp_path, metric):
+    base = {**BASE, "data": {"clients": 20, "validation": 0.2}}
+    search = search_of("training.lr=0.01,0.1,0.3", base=base, metric=metric, choose_by="validation")
+    trials = tune(search, tmp_path, None, unwatched)
+    for trial in trials:
+        history = RunFolder(trial.folder).read_history()
+        curve = [record["validation_accuracy"] for record in history]
+        assert list(trial.curve.values()) == curve != [record["test_accuracy"] for record in history]
+        assert trial.value == (curve[-1] if metric == "final" else max(curve))
+    assert [trial.value for trial in trials] == sorted((trial.value for trial in trials), reverse=True)
+
+
+def test_trials_are_stopped_by_validation_accuracy(tmp_path, monkeypatch):
+    monkeypatch.setattr(tune_module, "TRIALS_BEFORE_STOPPING", 2)
+    base = {**base_with(rounds=10), "data": {"clients": 20, "validation": 0.2}}
+    search = search_of("training.lr=0.3,0.2,1e-8", base=base, choose_by="validation")
+    *complete, stopped = tune(search, tmp_path, None, unwatched)
+    assert [trial.state for trial in complete] == ["complete"] * 2 and stopped.state == "stopped early"
+    note = json.loads((stopped.folder / "stopped.json").read_text())
+    assert stopped.value == stopped.curve[stopped.rounds] == note["validation_accuracy"]
+    # Both are noted, so that the same folders can be ranked by either.
+    by_test = search_of("training.lr=0.3,0.2,1e-8", base=base, choose_by="test")
+    trial = tune(by_test, tmp_path, None, lambda *_: pytest.fail("ran again"))[-1]
+    assert trial.curve[trial.rounds] == note["test_accuracy"] and trial.rounds == stopped.rounds
+
+
+def test_what_to_choose_by_is_one_of_two():
+    with pytest.raises(FlatfedError, match="choose_by = 'training': unknown"):
+        search_of("training.lr=0.1", choose_by="training")

@@ -213,4 +213,6 @@ def trackers(tensorboard: Path | None, folder: Path) -> list[Callback]:
 def describe_round(record: Mapping[str, Any]) -> str:
     """A round in a few words."""
     accuracy = f"accuracy {record['test_accuracy']:.1%}" if "test_accuracy" in record else ""
-    return f"loss {record['train_loss']:.3f} {accuracy}"
+    validation = "validation_accuracy"
+    validated = f", validation {record[validation]:.1%}" if validation in record else ""
+    return f"loss {record['train_loss']:.3f} {accuracy}{validated}"

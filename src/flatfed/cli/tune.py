@@ -57,6 +57,10 @@ def tune(
     metric: Annotated[
         str, typer.Option(help="final or best: accuracy of the last or the best round.")
     ] = "final",
+    choose_by: Annotated[
+        str,
+        typer.Option(help="validation or test: samples to choose by; data.validation=0.1 holds some out."),
+    ] = "validation",
     seed: Annotated[int | None, typer.Option(min=0, help="Seed, instead of the config's.")] = None,
     methods: Methods = None,
     only: Only = None,
@@ -72,7 +76,7 @@ def tune(
 
     subjects = _subjects(config, methods or [], only, assignments or [], seed)
     values = parse_grid(grid)
-    searches = [Search.checked(subject.config, values, metric, seed) for subject in subjects]
+    searches = [Search.checked(subject.config, values, metric, seed, choose_by) for subject in subjects]
     rounds = [search.rounds * min(trials or len(search.configs), len(search.configs)) for search in searches]
     with round_progress() as progress:
         task = progress.add_task("all trials", total=sum(rounds), note="", unit="rounds")
@@ -89,7 +93,7 @@ def tune(
     for subject, search, ended in zip(subjects, searches, results, strict=True):
         _print_trials(ended, search, subject.label)
     damaged = sum(trial.state == "left out" for ended in results for trial in ended)
-    _print_best(subjects, results, damaged)
+    _print_best(subjects, results, damaged, searches[0])
     tell(f"Run folders are in {runs}; the same command runs what is missing.")
     check_damage(damaged)
 
@@ -128,7 +132,7 @@ def _print_trials(trials: Sequence[Trial], search: Search, title: str) -> None:
     table = Table(title=Text(printable(title)), title_justify="left")
     for header in (
         *map(printable, search.grid),
-        f"accuracy %\n({search.metric})",
+        f"{search.choose_by}\naccuracy %\n({search.metric})",
         "rounds",
         "state",
         "run folder",
@@ -144,7 +148,9 @@ def _print_trials(trials: Sequence[Trial], search: Search, title: str) -> None:
     console.print(table)
 
 
-def _print_best(subjects: Sequence[Subject], results: Sequence[Sequence[Trial]], damaged: int) -> None:
+def _print_best(
+    subjects: Sequence[Subject], results: Sequence[Sequence[Trial]], damaged: int, search: Search
+) -> None:
     lines = [
         subject.command + _set_options(trials[0].assignments)
         for subject, trials in zip(subjects, results, strict=True)
@@ -155,6 +161,8 @@ def _print_best(subjects: Sequence[Subject], results: Sequence[Sequence[Trial]],
         raise DivergedError(
             "no trial ran to its end; add smaller values of training.lr to the grid or set clip"
         )
-    console.print("best:")
+    if search.choose_by == "test":
+        say("note", "chosen by the test samples, on which it looks better than it is")
+    console.print(f"chosen by {search.metric} {search.choose_by} accuracy, best:")
     for line in lines:
         tell(line)

@@ -38,6 +38,8 @@ Share = Annotated[Real, Field(ge=0, le=1)]
 Decay = Annotated[Real, Field(ge=0, lt=1)]
 """A momentum's decay: 1 would never forget."""
 PositiveShare = Annotated[Real, Field(gt=0, le=1)]
+SomeShare = Annotated[Real, Field(gt=0, lt=1)]
+"""Neither nothing nor everything."""
 Whole = Annotated[int, BeforeValidator(plain), Field(strict=True, lt=2**63)]
 Count = Annotated[Whole, Field(ge=1)]
 Seed = Annotated[Whole, Field(ge=0)]

@@ -11,7 +11,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from flatfed.core.errors import FlatfedError, first_line
+from flatfed.core import random
+from flatfed.core.errors import FlatfedError, first_line, shown
 from flatfed.core.flat import all_finite
 from flatfed.core.tree import (
     Tree,
@@ -35,7 +36,9 @@ from flatfed.core.tree import (
     rows,
     stacked,
 )
+from flatfed.core.types import plain
 from flatfed.data.transform import AsStored, Transform
+from flatfed.data.validation import held_out_rows
 
 Samples = tuple[Tree, Tree]
 IGNORED = -100  # the target that torch's losses leave out
@@ -113,12 +116,13 @@ def _moved(samples: Samples, device: torch.device) -> Samples:
 
 
 class Federation(ABC):
-    """Clients numbered 0 … N−1, their data, and test data of the whole.
+    """Clients numbered 0 … N−1, their data, and data of the whole to test and to choose settings by.
 
     Samples are as stored; `transform` makes them what the model sees.
     """
 
     test: Samples | None
+    validation: Samples | None = None
     transform: Transform = AsStored()
     classes: int | None = None  # where known
     total_samples: int | None = None  # of all clients together, where known without loading them
@@ -141,6 +145,43 @@ class Federation(ABC):
     def tensors(self) -> list[Tree] | None:
         """All clients' data, to tell one federation from another; None if that would mean loading them."""
         return None
+
+    @property
+    def evaluated(self) -> dict[str, Samples]:
+        """What global models are evaluated on, by the name that it has in histories."""
+        samples = {"test": self.test, "validation": self.validation}
+        return {name: pair for name, pair in samples.items() if pair is not None}
+
+    def with_validation(self, validation: float | Samples, seed: int = 0) -> Self:
+        """This federation with validation samples, to choose settings by without looking at the test data.
+
+        A share, such as 0.1, of the clients' samples is held out: of every class and every client alike, the
+        same samples under the same seed, and no client trains on them. Each client keeps at least one
+        sample. Or give (inputs, targets) of your own, which are copied.
+        """
+        if self.validation is not None:
+            raise FlatfedError(
+                f"validation = {shown(validation)}: there are validation samples already; give them only once"
+            )
+        changed = copy.copy(self)
+        if isinstance(validation, tuple | list):
+            inputs, targets, _ = self.client(0)
+            changed.validation = cloned(checked_samples("validation", validation, (inputs, targets)))
+        elif isinstance(share := plain(validation), float) and 0 < share < 1:
+            changed.validation = changed._hold_out(share, seed)
+        else:
+            raise FlatfedError(
+                f"validation = {shown(validation)}: give a share, more than 0 and less than 1, or (inputs, "
+                "targets)"
+            )
+        return changed
+
+    def _hold_out(self, share: float, seed: int) -> Samples:
+        """Takes a share of the samples away from the clients."""
+        raise FlatfedError(
+            f"validation = {share:g}: the clients' data are not all in memory to choose from; give (inputs, "
+            "targets)"
+        )
 
     @staticmethod
     def from_tensors(
@@ -416,6 +457,38 @@ class Pool:
     def client(self, number: int) -> ClientData:
         return ClientData(self.inputs, self.targets, self.client_rows(number))
 
+    def hold_out(self, share: float, seed: int) -> tuple[Pool, Samples]:
+        """The pool whose clients lack a share of the samples, and these; the others are not copied."""
+        labels = self.targets
+        classes = isinstance(labels, Tensor) and labels.dim() == 1 and labels.dtype in INTEGERS
+        owners = torch.arange(len(self)).repeat_interleave(self.offsets.diff())
+        chosen = held_out_rows(
+            self.rows.cpu().numpy(),
+            owners.numpy(),
+            labels.cpu().numpy() if classes else None,
+            share,
+            random.numpy_generator(seed, "validation"),
+        )
+        held = torch.zeros(len(first_leaf(self.inputs)), dtype=torch.bool)
+        held[torch.from_numpy(chosen)] = True
+        # A client keeps one sample to train on, which must have a label.
+        rows, labelled = self.rows.cpu(), _labelled(self.targets).cpu()
+        useful = labelled.expand(len(held))[rows]
+        trained = F.pad((useful & ~held[rows]).cumsum(0), (1, 0))[self.offsets].diff()
+        for client in (trained == 0).nonzero().flatten().tolist():
+            span = slice(int(self.offsets[client]), int(self.offsets[client + 1]))
+            held[rows[span][useful[span]][0]] = False
+        if not bool(held.any()):
+            raise FlatfedError(
+                f"validation = {share:g}: of {len(rows)} samples of {len(self)} clients, who keep one each, "
+                "that is none; raise it or give the clients more samples"
+            )
+        kept, smaller = ~held[rows], copy.copy(self)
+        smaller.rows = self.rows[kept.to(self.rows.device)]
+        smaller.offsets = F.pad(kept.cumsum(0), (1, 0))[self.offsets]
+        numbers = held.nonzero().flatten().to(self.rows.device)
+        return smaller, (_chosen(self.inputs, numbers), _chosen(self.targets, numbers))
+
     def to(self, device: torch.device) -> Pool:
         moved = copy.copy(self)
         moved.inputs, moved.targets = _moved((self.inputs, self.targets), device)
@@ -436,12 +509,10 @@ class PooledFederation(Federation):
         classes: int | None = None,
         client_tests: Pool | None = None,
     ) -> None:
-        self.pool, self.client_tests = pool, client_tests
+        self.client_tests = client_tests
+        self._use(pool)
         self.test = None if test is None else checked_samples("test", test, (pool.inputs, pool.targets))
         self.transform, self.classes = transform, classes
-        sizes = pool.offsets.diff()
-        self.total_samples = len(pool.rows)
-        self.common_size = int(sizes[0]) if bool((sizes == sizes[0]).all()) else None
         if client_tests is not None:
             if len(client_tests) != len(pool):
                 raise FlatfedError(
@@ -449,6 +520,16 @@ class PooledFederation(Federation):
                 )
             samples = (client_tests.inputs, client_tests.targets)
             checked_samples("client_tests", samples, (pool.inputs, pool.targets))
+
+    def _use(self, pool: Pool) -> None:
+        self.pool, sizes = pool, pool.offsets.diff()
+        self.total_samples = len(pool.rows)
+        self.common_size = int(sizes[0]) if bool((sizes == sizes[0]).all()) else None
+
+    def _hold_out(self, share: float, seed: int) -> Samples:
+        pool, samples = self.pool.hold_out(share, seed)
+        self._use(pool)
+        return samples
 
     def __len__(self) -> int:
         return len(self.pool)
@@ -481,6 +562,7 @@ class PooledFederation(Federation):
         moved.pool = self.pool.to(device)
         moved.client_tests = self.client_tests and self.client_tests.to(device)
         moved.test = self.test and _moved(self.test, device)
+        moved.validation = self.validation and _moved(self.validation, device)
         return moved
 
 
@@ -516,5 +598,6 @@ class LoadedFederation(Federation):
     def to(self, device: torch.device) -> LoadedFederation:
         moved = copy.copy(self)
         moved.test = self.test and _moved(self.test, device)
+        moved.validation = self.validation and _moved(self.validation, device)
         moved._device = device
         return moved

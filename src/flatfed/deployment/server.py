@@ -102,7 +102,7 @@ def _serve(
         return run_engine(
             engine,
             model,
-            test,
+            {} if test is None else {"test": test},
             [engine.after_round, states.add, *callbacks],
             engine.evaluate_on_sites,
             folder,

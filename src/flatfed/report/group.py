@@ -57,6 +57,10 @@ class Method(NumberedMethod):
     def best(self, key: str = ACCURACY) -> Spread | None:
         return Spread.of_finite(statistics.best(run.history, key) for run in self.counted)
 
+    def at_best_validation(self) -> Spread | None:
+        """The test accuracy in the round that is best on the validation samples."""
+        return Spread.of_finite(statistics.at_best(run.history) for run in self.counted)
+
     def rounds_to(self, target: float) -> list[int]:
         """The first round with at least the target accuracy, of the runs that have one."""
         rounds = (statistics.first_round_reaching(run.history, target) for run in self.counted)

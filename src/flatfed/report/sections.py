@@ -21,7 +21,7 @@ from flatfed.diagnostics.registry import MISUNDERSTANDINGS
 from flatfed.report.group import PREFIXES, Comparison, Method, algorithm_name, differing_keys, flattened
 from flatfed.report.read import RunRecord
 from flatfed.report.split import binned
-from flatfed.runs.statistics import ACCURACY, MEGABYTE, Spread, mean
+from flatfed.runs.statistics import ACCURACY, MEGABYTE, VALIDATION, Spread, mean
 from flatfed.training.config import Config
 
 # Numbers of a history line that have their own place in the report, or say nothing over the rounds.
@@ -75,6 +75,11 @@ def summary(comparison: Comparison, targets: Sequence[float], test_samples: int 
     if ACCURACY in keys:
         columns["accuracy %"] = lambda method: figures.percent(method.last())
         columns["best %"] = lambda method: figures.percent(method.best())
+        if VALIDATION in keys:
+            columns["validation %"] = lambda method: figures.percent(method.last(VALIDATION))
+            columns["at best validation %"] = lambda method: figures.percent(method.at_best_validation())
+        if chosen := _chosen(comparison):
+            columns["chosen by"] = lambda method: figures.cell(chosen.get(method.number))
         for target in targets:
             columns[f"rounds to {100 * target:.4g} %"] = partial(_rounds_to, target)
     else:
@@ -94,6 +99,13 @@ def summary(comparison: Comparison, targets: Sequence[float], test_samples: int 
     }
     several = max(len(method.counted) for method in comparison.methods) > 1
     notes = ["Mean ± standard deviation over seeds, at the last round." if several else "At the last round."]
+    if "best %" in columns:
+        notes.append("Best: in the round that the test samples themselves choose, so it is too high.")
+    if "chosen by" in columns:
+        notes.append(
+            "Chosen by: of an algorithm's settings the best one, by the validation samples if all have some; "
+            "an accuracy that the test samples have chosen is too high."
+        )
     highest = _highest_accuracy(comparison)
     if test_samples and highest is not None and 0 <= highest <= 1:
         error = 100 * math.sqrt(highest * (1 - highest) / test_samples)
@@ -107,6 +119,21 @@ def summary(comparison: Comparison, targets: Sequence[float], test_samples: int 
     )
     table = figures.method_table("summary", "Results", comparison.methods, columns, " ".join(notes))
     return Section("summary", "Summary", [table])
+
+
+def _chosen(comparison: Comparison) -> dict[int, str]:
+    """By number the best method of every algorithm that has several settings, and which samples say so."""
+    algorithms: dict[str, list[Method]] = {}
+    for method in comparison.methods:
+        algorithms.setdefault(algorithm_name(method.config), []).append(method)
+    chosen = {}
+    for methods in algorithms.values():
+        key = VALIDATION if all(method.last(VALIDATION) for method in methods) else ACCURACY
+        finals = {method.number: final.mean for method in methods if (final := method.last(key))}
+        if len(finals) > 1:
+            best = max(finals, key=lambda number: finals[number])
+            chosen[best] = f"{key.partition('_')[0]} samples, of {len(finals)}"
+    return chosen
 
 
 def _highest_accuracy(comparison: Comparison) -> float | None:

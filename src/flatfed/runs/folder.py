@@ -284,9 +284,9 @@ class RunFolder:
         """What stopped a run that left the finite numbers, or None if nothing did."""
         return str(read_sealed(self.divergence_path).get("error")) if self.divergence_path.exists() else None
 
-    def note_stop(self, reason: str, round_number: int, accuracy: float) -> None:
+    def note_stop(self, reason: str, round_number: int, accuracies: Mapping[str, float]) -> None:
         """Records that a run was ended early, and the round that decided it, which the history lacks."""
-        write_sealed(self.stop_path, {"reason": reason, "round": round_number, "test_accuracy": accuracy})
+        write_sealed(self.stop_path, {"reason": reason, "round": round_number, **accuracies})
 
     def read_stop(self) -> dict[str, Any] | None:
         """What `note_stop` recorded, or None if the run was not ended early."""

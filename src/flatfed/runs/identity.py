@@ -128,6 +128,10 @@ def _add_data(hasher: ContentHasher, federation: Federation) -> None:
         hasher.add([federation.client(0), federation.client_test(0)])
     for tree in (*(federation.test or ()), *(tensors or ())):
         hasher.add_data(tree)
+    if federation.validation is not None:
+        hasher.add("validation")
+        for tree in federation.validation:
+            hasher.add_data(tree)
 
 
 def config_digest(config: Config) -> str:

@@ -19,6 +19,7 @@ from flatfed.training.evaluation import ClientSpread
 from flatfed.training.loop import History
 
 ACCURACY = "test_accuracy"
+VALIDATION = "validation_accuracy"
 MEGABYTE = 1e6
 
 
@@ -55,6 +56,13 @@ def last(history: History, key: str = ACCURACY) -> float | None:
 def best(history: History, key: str = ACCURACY) -> float | None:
     """The largest value of all rounds."""
     return max(by_round(history, key).values(), default=None)
+
+
+def at_best(history: History, judge: str = VALIDATION, key: str = ACCURACY) -> float | None:
+    """The value in the first round in which the judge is largest."""
+    values, judged = by_round(history, key), by_round(history, judge)
+    both = [number for number in values if number in judged]
+    return values[max(both, key=lambda number: judged[number])] if both else None
 
 
 def first_round_reaching(history: History, target: float, key: str = ACCURACY) -> int | None:

@@ -155,7 +155,7 @@ def train(
         run = run_engine(
             engine,
             task.model,
-            task.federation.test,
+            task.federation.evaluated,
             callbacks,
             on_clients,
             path,
@@ -220,7 +220,7 @@ def run_config(
 def run_engine(
     engine: Engine,
     model: nn.Module,
-    test: Samples | None,
+    evaluated: Mapping[str, Samples],
     callbacks: Sequence[Callback],
     on_clients: Callable[[Snapshot], list[dict[str, float]]],
     path: Path | None,
@@ -235,7 +235,7 @@ def run_engine(
         if path is not None and identity is not None:
             folder = RunFolder(path)
             _open(folder, engine, state, config, identity)
-        loop = TrainingLoop(engine, model, state, test, callbacks, folder, checkpoint_every)
+        loop = TrainingLoop(engine, model, state, evaluated, callbacks, folder, checkpoint_every)
         try:
             loop.run()
         except DivergedError as error:

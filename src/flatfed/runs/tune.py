@@ -1,5 +1,8 @@
 """Tries a grid of settings, one training per combination, and ranks the results.
 
+Trials are ranked, and stopped early, by their accuracy on validation samples, which nobody trains on. The
+test samples are for the numbers that are reported: what was chosen by them looks better than it is.
+
 All combinations are run, or a number of them proposed by Optuna's TPE. Run folders are the only record: a
 trial is the run folder of its config, and what became of it is read from there. Tuning that was interrupted
 therefore continues where it was, and a run that has ended is never repeated, whichever command started it.
@@ -9,6 +12,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import json
 import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +31,8 @@ from flatfed.training.config import Config, with_assignments
 from flatfed.training.loop import Callback, Progress
 
 METRICS = ("final", "best")
+CHOICES = ("validation", "test")
+"""The samples by which trials may be ranked."""
 # Stopping early needs enough trials to compare with, and the first rounds say little.
 TRIALS_BEFORE_STOPPING = 4
 ROUNDS_BEFORE_STOPPING = 0.1
@@ -38,7 +44,7 @@ Grid = Mapping[str, tuple[str, ...]]
 Combination = tuple[str, ...]
 """One assignment `key=value` for each key of the grid."""
 Curve = Mapping[int, float]
-"""Test accuracy by round."""
+"""By round the accuracy that trials are ranked by."""
 Watch = Callable[[Combination, int], Callback]
 """Makes the progress callback of a trial, given how many trials have ended."""
 
@@ -95,15 +101,22 @@ class Search:
 
     grid: Grid
     metric: str
+    choose_by: str
     configs: Mapping[Combination, Config]
     """The config of every combination, in the grid's order."""
 
     @classmethod
     def checked(
-        cls, base: Mapping[str, Any], grid: Grid, metric: str = "final", seed: int | None = None
+        cls,
+        base: Mapping[str, Any],
+        grid: Grid,
+        metric: str = "final",
+        seed: int | None = None,
+        choose_by: str = "validation",
     ) -> Search:
         """Checks the config of every combination, so that errors appear before anything runs."""
         check_choice("metric", metric, METRICS)
+        check_choice("choose_by", choose_by, CHOICES)
         if seed is not None:
             base = with_assignments(base, [f"training.seed={seed}"])
         assignments = ([f"{key}={value}" for value in values] for key, values in grid.items())
@@ -111,7 +124,18 @@ class Search:
             combination: Config.checked(with_assignments(base, combination))
             for combination in itertools.product(*assignments)
         }
-        return cls(grid, metric, configs)
+        tasks = {json.dumps([config.task, config.data.validation]): config for config in configs.values()}
+        if choose_by == "validation" and not all(config.has_validation() for config in tasks.values()):
+            raise FlatfedError(
+                "validation: there are no samples to choose by; hold some out with --set "
+                "data.validation=0.1, or choose by the test samples with --choose-by test"
+            )
+        return cls(grid, metric, choose_by, configs)
+
+    @property
+    def accuracy(self) -> str:
+        """What histories call the accuracy that trials are ranked by."""
+        return f"{self.choose_by}_accuracy"
 
     @property
     def rounds(self) -> int:
@@ -145,7 +169,7 @@ class Search:
             history.append(stop)
         else:
             return None
-        curve, value = by_round(history), None
+        curve, value = by_round(history, self.accuracy), None
         if curve and state != "diverged":
             value = curve[max(curve)] if self.metric == "final" else max(curve.values())
         return Trial(combination, state, value, len(history), folder.path, curve, note)
@@ -202,17 +226,19 @@ def _run_trial(
 ) -> Trial:
     config = search.configs[combination]
     folder = RunFolder(run_folder(config, root))
-    curve = by_round(folder.read_history())
+    curve = by_round(folder.read_history(), search.accuracy)
     complete = [trial.curve for trial in ended.values() if trial.state == "complete"]
 
     def stop_if_behind(now: Progress) -> None:
-        curve.update(by_round([dict(now.record)]))
+        curve.update(by_round([dict(now.record)], search.accuracy))
         # Stopping after the last round would save nothing.
-        judged = "test_accuracy" in now.record and now.round < config.training.rounds
+        judged = search.accuracy in now.record and now.round < config.training.rounds
         if judged and search.falls_behind(curve, now.round, complete):
             reason = f"round {now.round}: below the median of the other trials"
             # Noted while the run still holds its lock.
-            folder.note_stop(reason, now.round, curve[now.round])
+            names = (f"{samples}_accuracy" for samples in CHOICES)
+            accuracies = {name: now.record[name] for name in names if name in now.record}
+            folder.note_stop(reason, now.round, accuracies)
             raise _FellBehind(reason)
 
     # In both cases the folder says what happened.

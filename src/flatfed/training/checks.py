@@ -68,7 +68,7 @@ def check_labels(model: nn.Module, federation: Federation, ignored: int | None) 
         return
     everything = {
         "client": federation.targets,
-        "test": federation.test and federation.test[1],
+        **{name: targets for name, (_, targets) in federation.evaluated.items()},
         "client test": None if federation.client_tests is None else federation.client_tests.targets,
     }
     for name, targets in everything.items():

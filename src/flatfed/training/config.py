@@ -29,8 +29,9 @@ import functools
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import torch
 from pydantic import (
@@ -50,7 +51,7 @@ from flatfed.core.errors import FlatfedError, check_choice, did_you_mean, one_li
 from flatfed.core.files import parse_toml, read_toml
 from flatfed.core.part import SLOTS
 from flatfed.core.settings import CheckedModel, Training
-from flatfed.core.types import Count
+from flatfed.core.types import Count, SomeShare
 from flatfed.data.client_tests import matching_rows, own_rows
 from flatfed.data.datasets import DATASETS, TrainTest
 from flatfed.data.federation import Federation, Pool, PooledFederation
@@ -63,6 +64,7 @@ from flatfed.training.task import Task
 
 DEEPEST = 100
 Named = Annotated[dict[str, Any], Field(min_length=1)]
+Held = TypeVar("Held", bound=Federation)
 
 
 class DataConfig(CheckedModel):
@@ -73,8 +75,16 @@ class DataConfig(CheckedModel):
     client_tests: Count | Literal["matching"] | None = None
     """Test samples for each client that match its training data: how many, or "matching" for as many as an
     equal share of the test set has. Natural clients may have test samples of their own; they get those."""
+    validation: SomeShare | None = None
+    """The share of the clients' samples that is held out to choose settings by; also beside a task."""
     options: dict[str, Any] = {}
     """What the data set's loader takes, for instance augmentation = "crop_flip"."""
+
+    @model_serializer(mode="wrap")
+    def _without_none(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Run folders are named after their config: those without validation keep their names.
+        values: dict[str, Any] = serialise(self)
+        return {key: value for key, value in values.items() if key != "validation" or value is not None}
 
     @field_validator("client_tests", mode="before")
     @classmethod
@@ -122,6 +132,8 @@ class Config(CheckedModel):
     @model_validator(mode="after")
     def _one_task(self) -> Self:
         for name in TASK if self.task is not None else ():
+            if name == "data" and self.data.model_fields_set <= {"validation"}:
+                continue
             if name in self.model_fields_set:
                 raise FlatfedError(
                     f"{name}: your own task has its own; give either task or {', '.join(TASK)}"
@@ -130,9 +142,12 @@ class Config(CheckedModel):
 
     @model_serializer(mode="wrap")
     def _without_the_other(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        unused = ("task",) if self.task is None else TASK
         values: dict[str, Any] = serialise(self)
-        return {name: value for name, value in values.items() if name not in unused}
+        unused = ("task",) if self.task is None else TASK
+        used = {name: value for name, value in values.items() if name not in unused}
+        if self.task is not None and self.data.validation is not None:
+            used["data"] = {"validation": self.data.validation}
+        return used
 
     @field_validator("training", mode="before")
     @classmethod
@@ -192,7 +207,18 @@ class Config(CheckedModel):
             raise FlatfedError(f"partition.{self.partition['name']}: {error}") from None
         clients = Pool("clients", data.train_inputs, data.train_targets, list(map(from_numpy, rows)))
         test = (data.test_inputs, data.test_targets)
-        return PooledFederation(clients, test, data.transform, data.classes, self._client_tests(data, rows))
+        tests = self._client_tests(data, rows)
+        return self._validated(PooledFederation(clients, test, data.transform, data.classes, tests))
+
+    def _validated(self, federation: Held) -> Held:
+        """The federation with the validation samples that the config asks for."""
+        share = self.data.validation
+        return federation if share is None else federation.with_validation(share, self.training.seed)
+
+    def has_validation(self) -> bool:
+        """Whether there are samples to choose settings by; one's own task is made to know that."""
+        own = self.task is not None and self.data.validation is None
+        return self.make_task().federation.validation is not None if own else self.data.validation is not None
 
     def _client_tests(self, data: TrainTest, rows: Sequence[Indices]) -> Pool | None:
         requested, clients = self.data.client_tests, self.data.clients
@@ -225,7 +251,8 @@ class Config(CheckedModel):
         if self.task is not None:
             task = own_task.make_task(self.task, self.training.seed)
             self.training.cohort_size(len(task.federation))
-            return task
+            federation = self._validated(task.federation)
+            return task if federation is task.federation else replace(task, federation=federation)
         federation = self.make_federation()
         return Task(self.make_model(federation), federation)
 

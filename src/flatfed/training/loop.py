@@ -104,12 +104,12 @@ class TrainingLoop:
         engine: Engine,
         model: nn.Module,
         state: TrainingState,
-        test: Samples | None = None,
+        evaluated: Mapping[str, Samples],
         callbacks: Sequence[Callback] = (),
         recorder: Recorder | None = None,
         checkpoint_every: int = 10,
     ) -> None:
-        self.engine, self.model, self.state, self.test = engine, model, state, test
+        self.engine, self.model, self.state, self.evaluated = engine, model, state, evaluated
         self.callbacks, self.recorder, self.checkpoint_every = callbacks, recorder, checkpoint_every
         self.plan, self.algorithm, self.training = engine.plan, engine.plan.algorithm, engine.plan.training
         self._between_rounds, self._unsaved, self._saved_at = True, False, time.monotonic()
@@ -234,14 +234,15 @@ class TrainingLoop:
             "seconds": seconds,
         }
         due = finished % training.evaluate_every == 0 or finished == training.rounds
-        if self.test is not None and due:
+        if self.evaluated and due:
             model = server["model"]
             if training.evaluate == "active_mean":
                 assert mean.displacement is not None, "an engine without it refuses this setting"
                 start = broadcast(algorithm, self.state.server, buffers).vectors["model"]
                 model = start + mean.displacement
-            metrics = self.engine.evaluate(Snapshot(model, buffers), self.test)
-            record |= {f"test_{name}": value for name, value in metrics.items()}
+            for samples_name, samples in self.evaluated.items():
+                metrics = self.engine.evaluate(Snapshot(model, buffers), samples)
+                record |= {f"{samples_name}_{name}": value for name, value in metrics.items()}
         return record
 
     @property

@@ -2,7 +2,7 @@
 
 flatfed run my_task.py:make
 flatfed compare fedavg fedsam:radius=0.05 --config my_task.py:make
-flatfed tune my_task.py:make --grid training.lr=0.03,0.1,0.3
+flatfed tune my_task.py:make --grid training.lr=0.03,0.1,0.3 --set data.validation=0.1
 """
 
 import torch
