@@ -360,7 +360,7 @@ def test_further_columns_improvements_and_unreached_targets_are_shown():
     runs = [[FinishedRun([0.5] * 249 + [0.7] + [0.5] * 250)]] * 3
     (table,) = results_tables(list(zip(chosen, runs, strict=True)))
     rows = [[entry.text for entry in row] for row in table.rows]
-    assert table.columns[5] == "accuracy at round 250 %\npaper | ours"
+    assert table.columns[5] == "at round 250 %\npaper | ours"
     assert [row[2:4] + row[5:6] for row in rows[:1]] == [["81.14", "50.00", "79.82 | 70.00"]]
     assert rows[2][7] == "500+ | –"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.table import Table
@@ -118,7 +118,9 @@ def _print_tables(results: Sequence[figures.Table]) -> None:
     for result in results:
         table = Table(title=result.title, title_justify="left")
         for position, header in enumerate(result.columns):
-            table.add_column(header, justify="right" if position else "left", no_wrap=position > 0)
+            least = None if position else 12  # names may be broken, but not into single letters
+            justify: Literal["left", "right"] = "right" if position else "left"
+            table.add_column(header, justify=justify, no_wrap=position > 0, min_width=least)
         for row in result.rows:
             table.add_row(*(entry.text for entry in row))
         console.print(table)

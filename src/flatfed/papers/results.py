@@ -62,7 +62,7 @@ def _statements(block: int, cells: Sequence[PaperCell]) -> list[tuple[str, str, 
 
 def _main_table(name: str, rows: Sequence[FinishedCell]) -> figures.Table:
     cells = [cell for cell, _ in rows]
-    first, *others = cells[0].statistics.values()
+    first, *others = map(_in_short, cells[0].statistics.values())
     unit = " %" if cells[0].printed_scale == 100 else ""
     targets = [f"rounds to {target:.0%}\npaper | ours" for target in cells[0].targets]
     further = [f"{statistic}{unit}\npaper | ours" for statistic in others]
@@ -102,6 +102,13 @@ def _main_row(
         *(figures.cell(text) for text in _rounds_columns(cell, runs)),
         figures.amount(Spread.of_finite(total(run.read_history(), "bytes_up") / MEGABYTE for run in runs)),
     ]
+
+
+def _in_short(statistic: str) -> str:
+    """For the head of a column, whose numbers are accuracies."""
+    return (
+        statistic.replace(" accuracy", "").replace("accuracy ", "").replace("mean over clients,", "clients'")
+    )
 
 
 def _number(value: float | None) -> str:

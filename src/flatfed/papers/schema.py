@@ -104,6 +104,19 @@ class Tuning(Entry):
     best: dict[str, Changes]
 
 
+Status = Literal["run in full", "run in part", "tried out", "by hand", "missing", "no numbers"]
+
+
+class Exhibit(Entry):
+    """What there is of a table or figure; one that can be run is "tried out" unless this says more."""
+
+    status: Status
+    shows: str = ""
+    command: str = ""
+    results: list[str] = []
+    """Pages below docs/results."""
+
+
 class Paper(Entry):
     title: str
     citation: str
@@ -126,6 +139,7 @@ class Paper(Entry):
     """What the values of a swept symbol are here."""
     tuned: list[Tuning] = []
     tables: dict[str, PaperTable]
+    exhibits: dict[Annotated[str, StringConstraints(pattern=r"^(table|figure)\d+$")], Exhibit] = {}
 
     @model_validator(mode="after")
     def _check_references(self) -> Paper:
