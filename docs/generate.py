@@ -1,4 +1,4 @@
-"""Writes one page per algorithm, the pages of deviations and of the papers, and the catalog of `flatfed list`.
+"""Writes a page per algorithm, the pages of deviations and of the papers, and the catalog of `flatfed list`.
 
 `python docs/generate.py` writes them; the tests check that none is missing or out of date.
 """
@@ -94,8 +94,8 @@ def coverage_page() -> str:
     lines = [
         "# The papers' tables and figures, and what there is of them",
         "",
-        "Generated from `src/flatfed/papers/*.toml` by `make docs`. `flatfed reproduce TABLE --explain` prints",
-        "every setting of a table and its source.",
+        "Generated from `src/flatfed/papers/*.toml` by `make docs`. `flatfed reproduce TABLE --explain`",
+        "prints every setting of a table and its source.",
         "",
         *(f"- *{status}*: {meaning}" for status, meaning in STATUS.items()),
     ]
