@@ -38,7 +38,10 @@ def page(name: str) -> str:
         for option, parameter in inspect.signature(ALGORITHMS[name]).parameters.items()
     ]
     body = (
-        body.strip("\n").replace("\nLimits:", "\n**Limits.**").replace("\nDeviations:", "\n\n**Deviations.**")
+        body.strip("\n")
+        .replace("\nPaper:", "\n**Paper.**")
+        .replace("\nLimits:", "\n**Limits.**")
+        .replace("\nDeviations:", "\n\n**Deviations.**")
     )
     return "\n".join(
         [

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from flatfed.algorithms import ALGORITHMS
+from flatfed.algorithms import ALGORITHMS, equations
 from flatfed.core.errors import FlatfedError
 from flatfed.core.files import read_toml
 from flatfed.data.datasets import DATASETS
@@ -139,6 +139,11 @@ def test_an_unknown_kind_of_source_is_one_clear_line(place, monkeypatch):
     monkeypatch.setattr(schema, "read_toml", lambda _: values)
     with pytest.raises(FlatfedError, match=r"source 'somewhere: else' of training\.lr must be one of: paper"):
         read(FOLDER / "fedswa.toml")
+
+
+@pytest.mark.parametrize("name", papers())
+def test_the_papers_own_algorithm_cites_it(name):
+    assert f"\nPaper: {papers()[name].citation}.\n" in equations(name)
 
 
 @pytest.mark.parametrize("paper", papers().values(), ids=list(papers()))
