@@ -204,6 +204,11 @@ def with_tuning(name: str, cell: PaperCell) -> PaperCell:
     return cell
 
 
+def _alternative(name: str) -> str:
+    section, _, option = name.partition(".")
+    return f"{section}.{OPPOSITES.get(option, option)}"
+
+
 @functools.cache
 def _small_scale() -> Values:
     return read_toml(schema.SMALL)
@@ -223,10 +228,10 @@ def small(cell: PaperCell) -> PaperCell:
         "algorithm": scale["algorithms"].get(config["algorithm"].get("name"), {}),
         "training": scale["training"],
     }
+    # Nor must the alternative of what is swept take its place.
+    swept = {alternative for name in cell.swept_settings for alternative in (name, _alternative(name))}
     changes = {
-        section: {
-            name: value for name, value in values.items() if f"{section}.{name}" not in cell.swept_settings
-        }
+        section: {name: value for name, value in values.items() if f"{section}.{name}" not in swept}
         for section, values in changes.items()
     }
     config = _config(config, changes)
