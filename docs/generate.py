@@ -1,4 +1,4 @@
-"""Writes one page per algorithm, the page of all deviations, and the catalog that `flatfed list` prints.
+"""Writes a page per algorithm, the pages of deviations and of the papers, and the catalog of `flatfed list`.
 
 `python docs/generate.py` writes them; the tests check that none is missing or out of date.
 """
@@ -11,6 +11,8 @@ from pathlib import Path
 
 from flatfed.algorithms import ALGORITHMS, equations
 from flatfed.algorithms.registry import FAMILIES, facts
+from flatfed.papers import papers
+from flatfed.papers.coverage import coverage
 
 ROOT = Path(__file__).parents[1]
 
@@ -36,7 +38,10 @@ def page(name: str) -> str:
         for option, parameter in inspect.signature(ALGORITHMS[name]).parameters.items()
     ]
     body = (
-        body.strip("\n").replace("\nLimits:", "\n**Limits.**").replace("\nDeviations:", "\n\n**Deviations.**")
+        body.strip("\n")
+        .replace("\nPaper:", "\n**Paper.**")
+        .replace("\nLimits:", "\n**Limits.**")
+        .replace("\nDeviations:", "\n\n**Deviations.**")
     )
     return "\n".join(
         [
@@ -78,6 +83,36 @@ def deviations() -> str:
     return "\n".join([*lines, ""])
 
 
+STATUS = {
+    "run in full": "run at the paper's scale",
+    "run in part": "some of its parts, or fewer rounds, have been run",
+    "tried out": "runs; the tests run it at the small scale only",
+    "by hand": "the runs have a command, the picture takes a further step",
+    "missing": "no command makes it",
+    "no numbers": "nothing to reproduce: a drawing, or a list of data, models or properties",
+}
+
+
+def coverage_page() -> str:
+    lines = [
+        "# The papers' tables and figures, and what there is of them",
+        "",
+        "Generated from `src/flatfed/papers/*.toml` by `make docs`. `flatfed reproduce TABLE --explain`",
+        "prints every setting of a table and its source.",
+        "",
+        *(f"- *{status}*: {meaning}" for status, meaning in STATUS.items()),
+    ]
+    for name, paper in papers().items():
+        own = [entry for entry in coverage() if entry.paper == name]
+        lines += ["", f"## {paper.title}", "", f"{paper.citation}", ""]
+        lines += ["| | shows | command | status | results |", "|---|---|---|---|---|"]
+        for entry in own:
+            command = f"`{entry.command}`" if entry.command else ""
+            links = ", ".join(f"[{page.removesuffix('.md')}](results/{page})" for page in entry.results)
+            lines.append(f"| {entry.name} | {entry.shows} | {command} | {entry.status} | {links} |")
+    return "\n".join([*lines, ""])
+
+
 def catalog() -> str:
     order = list(reversed(FAMILIES.values()))
     known = {name: facts(name) for name in sorted(ALGORITHMS)}
@@ -93,6 +128,7 @@ def pages() -> dict[Path, str]:
         **written,
         docs / "algorithms" / "README.md": index(),
         docs / "deviations.md": deviations(),
+        docs / "coverage.md": coverage_page(),
         Path("src/flatfed/algorithms/catalog.json"): catalog(),
     }
 

@@ -201,7 +201,7 @@ def test_demo_in_short(tmp_path):
         ("training.workers=2", "training.workers: unknown; write execution.workers"),
         ("execution.worker=2", "execution.worker: unknown; did you mean 'workers'?"),
         ("execution.workers=0", "execution.workers = 0"),
-        ("training.local_epochs=2", "local_epochs = 2 and local_steps = 10: give only one"),
+        ("training.clip=nothing", "training.clip = 'nothing'"),
         ("data.dataset=digit", "data.dataset: 'digit' is unknown; did you mean 'digits'?"),
         ("data.clients=5000", "partition.dirichlet_client: clients=5000"),
         ("partition.name=dirichlet", "partition.name = 'dirichlet': unknown"),

@@ -80,7 +80,7 @@ def test_a_resumed_table_names_the_damaged_folder_and_shows_the_rest(root, name)
 def test_a_run_that_cannot_be_measured_is_left_out_of_its_cell(root):
     cell = cells()[0]
     runs = [RunFolder(run_folder(seeded(cell, seed), root)) for seed in range(2)]
-    object.__setattr__(cell, "statistic", "top eigenvalue")
+    object.__setattr__(cell, "statistics", {cell.column: "top eigenvalue"})
     (alone,) = [measured(cell, runs[:1])]
     damage(runs[1].path, "checkpoint/server")
     with pytest.warns(FlatfedWarning, match=runs[1].path.name):

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from flatfed.algorithms import ALGORITHMS
+from flatfed.algorithms import ALGORITHMS, equations
 from flatfed.core.errors import FlatfedError
 from flatfed.core.files import read_toml
 from flatfed.data.datasets import DATASETS
@@ -125,19 +125,31 @@ def test_the_statistic_is_that_of_a_printed_column(paper):
 def test_all_but_remarks_are_numbers():
     for table in (table for paper in papers().values() for table in paper.tables.values()):
         for row in (row for block in table.blocks for row in block.results.values()):
-            assert {key for key, value in row.items() if isinstance(value, str)} == row.keys() & {
-                "impossible"
-            }
+            texts = {key: value for key, value in row.items() if isinstance(value, str)}
+            assert texts.keys() - {"rounds_to_target"} == row.keys() & {"impossible"}
+            assert re.fullmatch(r"\d+\+", texts.get("rounds_to_target", "1000+"))
+
+
+@pytest.mark.parametrize("place", ["sources", "method", "block"])
+def test_an_unknown_kind_of_source_is_one_clear_line(place, monkeypatch):
+    values = read_toml(FOLDER / "fedswa.toml")
+    block = values["tables"]["table4"]["blocks"][0]
+    parts = {"sources": values, "method": values["methods"]["FedAvg"], "block": block["config"]}
+    parts[place].setdefault("sources", {})["training.lr"] = "somewhere: else"
+    monkeypatch.setattr(schema, "read_toml", lambda _: values)
+    with pytest.raises(FlatfedError, match=r"source 'somewhere: else' of training\.lr must be one of: paper"):
+        read(FOLDER / "fedswa.toml")
+
+
+@pytest.mark.parametrize("name", papers())
+def test_the_papers_own_algorithm_cites_it(name):
+    assert f"\nPaper: {papers()[name].citation}.\n" in equations(name)
 
 
 @pytest.mark.parametrize("paper", papers().values(), ids=list(papers()))
-def test_sources_name_settings(paper):
-    assert "training.lr" in paper.defaults["sources"]
-    parts = [paper.defaults, *paper.datasets.values(), *paper.methods.values()]
-    parts += [block.config for table in paper.tables.values() for block in table.blocks]
-    known = {"training.lr", "training.rounds", "training.weight_decay", "training.clip", "data.options"}
-    for part in parts:
-        assert set(part.get("sources", {})) <= known
+def test_papers_are_cited_with_authors_year_and_identifier(paper):
+    assert re.match(r"([A-Z]\. [A-Z]\w+, )+[A-Z]\. \w+\. |Anonymous authors\. ", paper.citation)
+    assert re.search(r"\b20\d\d, (arXiv:\d{4}\.\d{5}|openreview\.net/forum\?id=\w+)$", paper.citation)
 
 
 def test_the_small_scale_goes_by_our_names():

@@ -5,6 +5,8 @@
     m   ← m + γ mean(c_i − m)
     x   ← x + mean(y_K − x)
 
+Paper: J. Liu, Y. Liu, F. Shang, H. Liu, J. Liu, W. Feng. ICML 2025, arXiv:2507.20016.
+
 Limits: γ = 1 with every client taking part is SCAFFOLD.
 Deviations: those of FedMoSWA.
 """

@@ -5,6 +5,8 @@
     m   ← m + γ mean(c_i − m)
     x   ← x + α mean(y_K − x)
 
+Paper: J. Liu, Y. Liu, F. Shang, H. Liu, J. Liu, W. Feng. ICML 2025, arXiv:2507.20016.
+
 Limits: ρ = α = 1 is FedMo; ρ = α = γ = 1 with every client taking part is SCAFFOLD.
 Deviations: K steps, where the printed loop has K + 1, and the exact Σ η_k, so that c_i is the weighted mean
 gradient; option I takes the gradient at the received model. γ holds from the first round on; released code

@@ -5,6 +5,8 @@
     m ← λ m + mean(y_K − x)
     x ← x + m
 
+Paper: J. Liu, F. Shang, Y. Tian, H. Liu, Y. Liu. 2026, arXiv:2602.23827.
+
 Limits: ρ = λ = 0 is FedAvg; ρ = 0 is FedACG without its proximal term; λ = 0 is FedLESAM with the server's
 memory.
 Deviations: one printed equation perturbs along +m, the algorithm along −m. The look-ahead is added at every

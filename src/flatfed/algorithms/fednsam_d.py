@@ -6,6 +6,8 @@
     m   ← λ m + mean(y_K − x)
     x   ← x + m + h
 
+Paper: J. Liu, F. Shang, Y. Tian, H. Liu, Y. Liu. 2026, arXiv:2602.23827.
+
 Limits: ρ = λ = 0 is FedDyn(α).
 Deviations: the paper names this variant without printing its formulas. h stays outside the momentum;
 `dual_in_momentum=True` puts it inside, which is unstable at λ = 0.85 even on a toy problem.

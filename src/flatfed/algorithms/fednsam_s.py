@@ -6,6 +6,8 @@
     m   ← λ m + mean(y_K − x)
     x   ← x + m
 
+Paper: J. Liu, F. Shang, Y. Tian, H. Liu, Y. Liu. 2026, arXiv:2602.23827.
+
 Limits: ρ = λ = 0 is SCAFFOLD.
 Deviations: the paper names this variant without printing its formulas; this is the direct composition.
 """

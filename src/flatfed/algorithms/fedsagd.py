@@ -7,6 +7,8 @@
 `proximal_weight` is λ and `decay_weight` is μ, which is ordinary weight decay: give baselines the same, or
 the comparison is confounded.
 
+Paper: Anonymous authors. Submission to ICLR 2026, openreview.net/forum?id=AjgyGqMw1P.
+
 Limits: β = λ = μ = 0 is FedAvg; β = μ = 0 is FedProx(λ); β = λ = 0 is FedAvg with weight decay μ.
 Deviations: +μ y, as in the algorithm box; the appendix prints −μ y, which makes the round expand. The
 1/(1 + β) in v is kept as printed, although the step has no (1 + β) for it to invert: for λ = μ = 0,

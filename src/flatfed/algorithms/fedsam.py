@@ -4,6 +4,8 @@
     y ← y − η g(y + ε)                         both gradients on the same batch
     x ← x + η_g mean(y_K − x)
 
+Paper: Z. Qu, X. Li, R. Duan, Y. Liu, B. Tang, Z. Lu. ICML 2022, arXiv:2206.02618.
+
 Limits: ρ = 0 is FedAvg.
 Deviations: the printed sign(∇F) is left out (sign(∇F)·∇F is not the maximiser); the ball is ‖ε‖ ≤ ρ, where
 one equation prints ‖ε‖² ≤ ρ.

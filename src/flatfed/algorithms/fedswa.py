@@ -3,6 +3,8 @@
     y ← y − η_k g(y)                           η_k falls linearly from η to ρη, restarts every round
     x ← x + α mean(y_K − x)
 
+Paper: J. Liu, Y. Liu, F. Shang, H. Liu, J. Liu, W. Feng. ICML 2025, arXiv:2507.20016.
+
 Limits: ρ = 1 is FedAvg with server rate α; ρ = α = 1 is FedAvg.
 Deviations: K steps, where the printed loop has K + 1. α = 1.5 extrapolates, though the paper speaks of a
 moving average.

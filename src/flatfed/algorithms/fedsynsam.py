@@ -6,6 +6,8 @@
                    y ← y − η g_i(y + ρ ĝ/‖ĝ‖)               local data only in the descent
     x ← x + η_g mean(C(y_K − x))                             C: the compressor, if one is set
 
+Paper: Y. Gu, R. Jin, Z. Zhang, H. Dai. 2026, arXiv:2602.11584.
+
 Limits: β = 1 is FedSAM; ρ = 0 is FedAvg.
 Deviations: the matching loss is divided by ‖x_r − x_{r+s}‖², as the printed step sizes presuppose; D starts
 from noise, where the paper also uses a generative network; the inner step size, whose first value is not

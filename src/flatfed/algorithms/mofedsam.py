@@ -5,6 +5,8 @@
     m ← −Δ̄ / Σ η_k                             Δ̄ = mean(y_K − x)
     x ← x + η_g Δ̄
 
+Paper: Z. Qu, X. Li, R. Duan, Y. Liu, B. Tang, Z. Lu. ICML 2022, arXiv:2206.02618.
+
 Limits: β = 1 is FedSAM; ρ = 0 is FedCM(β).
 Deviations: the appendix drops the minus of m, which would step uphill. The server step is in the units of
 the model: η_g = 1 in the units of a gradient (units = "gradient") would break the limit β = 1 that the

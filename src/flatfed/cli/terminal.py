@@ -49,7 +49,10 @@ Methods = Annotated[
     list[str] | None,
     typer.Option("--methods", help="Only this method, as the paper calls it. Repeatable."),
 ]
-Only = Annotated[str | None, typer.Option(help="Only parts whose title contains this, e.g. EMNIST-L.")]
+Only = Annotated[str | None, typer.Option(help="Only parts with these words in their title, e.g. EMNIST-L.")]
+FromScratch = Annotated[
+    bool, typer.Option("--from-scratch", help="Random weights where the paper starts from published ones.")
+]
 RayAddress = Annotated[
     str | None,
     typer.Option("--ray-address", help="Train on this Ray cluster; auto finds one, local starts one here."),

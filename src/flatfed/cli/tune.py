@@ -16,6 +16,7 @@ from rich.text import Text
 from flatfed.cli.terminal import (
     RUNS,
     Assignments,
+    FromScratch,
     Methods,
     Only,
     Root,
@@ -65,6 +66,7 @@ def tune(
     methods: Methods = None,
     only: Only = None,
     assignments: Assignments = None,
+    from_scratch: FromScratch = False,
     runs: Root = RUNS,
 ) -> None:
     """Try a grid of settings, stopping runs that fall behind, and print the best.
@@ -74,7 +76,7 @@ def tune(
     from flatfed.runs.tune import Search, parse_grid
     from flatfed.runs.tune import tune as run_trials
 
-    subjects = _subjects(config, methods or [], only, assignments or [], seed)
+    subjects = _subjects(config, methods or [], only, assignments or [], seed, from_scratch)
     values = parse_grid(grid)
     searches = [Search.checked(subject.config, values, metric, seed, choose_by) for subject in subjects]
     rounds = [search.rounds * min(trials or len(search.configs), len(search.configs)) for search in searches]
@@ -99,7 +101,12 @@ def tune(
 
 
 def _subjects(
-    config: Path, methods: Sequence[str], only: str | None, assignments: Sequence[str], seed: int | None
+    config: Path,
+    methods: Sequence[str],
+    only: str | None,
+    assignments: Sequence[str],
+    seed: int | None,
+    from_scratch: bool,
 ) -> list[Subject]:
     from flatfed.papers import tables
     from flatfed.papers.reproduce import chosen_cells
@@ -107,7 +114,7 @@ def _subjects(
 
     table = config.as_posix()
     if table in tables():
-        changes = _set_options(assignments)
+        changes = _set_options(assignments) + (" --from-scratch" if from_scratch else "")
         return [
             Subject(
                 f"{cell.label} ({cell.title})",
@@ -115,7 +122,7 @@ def _subjects(
                 f"flatfed reproduce {table} --only {shlex.quote(cell.title)} "
                 f"--methods {shlex.quote(cell.method)}{changes}",
             )
-            for cell in chosen_cells(table, methods, only, assignments=assignments)
+            for cell in chosen_cells(table, methods, only, assignments=assignments, from_scratch=from_scratch)
         ]
     if methods or only is not None:
         raise FlatfedError(f"{config}: --methods and --only choose cells of a paper's table, not of a file")

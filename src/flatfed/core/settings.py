@@ -8,6 +8,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, mo
 from flatfed.core.errors import FlatfedError, one_line
 from flatfed.core.types import SMALLEST, Count, NonNegative, Positive, PositiveShare, Seed
 
+ALTERNATIVES = (("participation", "participants"), ("local_epochs", "local_steps"))
+"""Pairs of training settings of which only one is given."""
+
 
 class CheckedModel(BaseModel):
     """A frozen set of fields; one that is unknown or out of range is a one-line error."""
@@ -61,7 +64,7 @@ class Training(CheckedModel):
     """Radii ρ of local perturbations are constant, in proportion to η, or ρ/√t in round t = 1, 2, …."""
     weight_decay: NonNegative = 0.0
     clip: Positive | None = None
-    """The largest norm of a gradient."""
+    """The largest norm of a gradient; None (in files: "none") for any."""
     clip_stage: Literal["loss", "total"] = "loss"
     """Clip the loss gradient, or the direction after the algorithm's corrections."""
     weighting: Literal["uniform", "samples"] = "uniform"
@@ -79,9 +82,14 @@ class Training(CheckedModel):
     def _full_batch(cls, value: Any) -> Any:
         return None if value == "full" else value
 
+    @field_validator("clip", mode="before")
+    @classmethod
+    def _no_clipping(cls, value: Any) -> Any:
+        return None if value == "none" else value
+
     @model_validator(mode="after")
     def _together(self) -> Self:
-        for one, other in (("participation", "participants"), ("local_epochs", "local_steps")):
+        for one, other in ALTERNATIVES:
             if getattr(self, one) is not None and getattr(self, other) is not None:
                 raise ValueError(
                     f"{one} = {getattr(self, one)} and {other} = {getattr(self, other)}: give only one"

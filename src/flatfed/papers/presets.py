@@ -4,19 +4,32 @@ A config is put together from the paper's data file: its defaults, then what its
 method and the swept value stand for. What comes later wins.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from flatfed.algorithms import build
 from flatfed.core.errors import FlatfedError, check_choice
 from flatfed.core.files import read_toml
+from flatfed.core.part import ServerTask
+from flatfed.core.settings import ALTERNATIVES
 from flatfed.papers import schema
 from flatfed.papers.schema import Block, Paper, Values, merged, papers, tables
+from flatfed.papers.sources import names_set, resolved, settings
 
 TUNED = "flatfed tune"
-# A config has one of each pair.
-OPPOSITES = {"participation": "participants", "local_epochs": "local_steps"}
-OPPOSITES |= {other: one for one, other in OPPOSITES.items()}
+# What a title says of runs that are not those of the paper.
+SIZES = (
+    "data.clients",
+    "training.participation",
+    "training.participants",
+    "training.rounds",
+    "training.local_epochs",
+    "training.local_steps",
+    "training.batch_size",
+)
+OPPOSITES = {one: other for pair in ALTERNATIVES for one, other in (pair, pair[::-1])}
 
 
 @dataclass(frozen=True)
@@ -29,20 +42,54 @@ class PaperCell:
     method: str
     swept: Any
     """The value of the swept setting, or None."""
+    sweep: str | None
+    """What the paper calls the swept setting."""
     config: Values
+    sources: Mapping[str, str]
+    """Where each setting comes from, and after a colon what else there is to say about it."""
     printed: Mapping[str, Any]
-    column: str
-    """Which of the printed numbers ours is compared with."""
-    statistic: schema.Statistic
+    statistics: Mapping[schema.Column, schema.Statistic]
+    """What the printed columns report, the main one first."""
     targets: tuple[float, ...]
     """Accuracies to count rounds to, as shares."""
     dataset: str
-    origin: str
-    """Where the step size comes from, and after a colon what else there is to say about it."""
+    known_as: str
+    """The method's name in the rest of the paper."""
+    swept_settings: tuple[str, ...]
+    needs_weights: bool
+    """Whether the paper starts from published weights."""
 
     @property
     def label(self) -> str:
-        return self.method if self.swept is None else f"{self.method}, {self.swept}"
+        return self.method if self.swept is None else f"{self.method}, {self.sweep} = {self.swept}"
+
+    @property
+    def origin(self) -> str:
+        """Where the step size comes from."""
+        return self.sources["training.lr"]
+
+    @property
+    def column(self) -> schema.Column:
+        """Which of the printed numbers ours is compared with first."""
+        return next(iter(self.statistics))
+
+    @property
+    def statistic(self) -> schema.Statistic:
+        return self.statistics[self.column]
+
+    @property
+    def sizes_of_its_own(self) -> list[str]:
+        """Sizes of the run, such as rounds = 2, that are not the paper's."""
+        values = settings(self.config)
+        own = [name for name in SIZES if name in values and self.sources[name].startswith("--")]
+        return [f"{name.partition('.')[2]} = {values[name]}" for name in own]
+
+    def changed(self, config: Values, source: str, names: Iterable[str] = ()) -> "PaperCell":
+        """With another config; `source` is that of the settings that differ, and of those named."""
+        before, after, named = settings(self.config), settings(config), set(names)
+        kept = {name for name in before if name not in named and before[name] == after.get(name)}
+        sources = {name: self.sources[name] if name in kept else source for name in after}
+        return replace(self, config=config, sources=sources)
 
     @property
     def printed_scale(self) -> int:
@@ -52,6 +99,11 @@ class PaperCell:
     @property
     def printed_rounds(self) -> Sequence[int | None]:
         """To each target, None where the paper does not say or says that it is not reached."""
+        return [number if isinstance(number, int) else None for number in self.rounds_as_printed]
+
+    @property
+    def rounds_as_printed(self) -> Sequence[int | str | None]:
+        """To each target; 1000+ where it is not reached within 1000 rounds."""
         single = [self.printed.get("rounds_to_target")] * len(self.targets)
         return self.printed.get("rounds_to_targets", single)
 
@@ -80,23 +132,27 @@ def _cells(
     paper: Paper, table: schema.PaperTable, index: int, block: Block, method: str
 ) -> Iterator[PaperCell]:
     """One cell, or one for each value of the swept setting."""
-    column, statistic = next(iter(table.statistics.items()))
     row: Mapping[Any, Any] = block.results.get(method, {})
     for position, swept in enumerate(block.values or [None]):
-        config = _config(*_parts(paper, block, method, swept))
+        parts = list(_parts(paper, block, method, swept))
+        config = _config(*parts)
+        config.pop("sources", None)
         at_value = {key: value[position] if isinstance(value, list) else value for key, value in row.items()}
         yield PaperCell(
             block=index,
             title=block.title or _title(paper, block),
             method=method,
             swept=swept,
-            origin=config.pop("sources")["training.lr"],
+            sweep=block.sweep,
             config=config,
+            sources=resolved(list(settings(config)), parts, paper.sources),
             printed=at_value if block.values else row,
-            column=column,
-            statistic=statistic,
+            statistics=table.statistics,
             targets=tuple(target / 100 for target in block.targets),
             dataset=block.dataset,
+            known_as=paper.aliases.get(method, method),
+            swept_settings=() if block.sweep is None else tuple(names_set(parts[-1])),
+            needs_weights=block.model in paper.pretrained,
         )
 
 
@@ -112,7 +168,8 @@ def _parts(paper: Paper, block: Block, method: str, swept: Any) -> Iterator[Mapp
     yield paper.overrides.get(block.dataset, {}).get(known, {})
     yield block.methods.get(method, {})
     if block.sweep is not None:
-        yield paper.sweeps[block.sweep][str(swept)]
+        point = paper.sweeps[block.sweep][str(swept)]
+        yield merged({"sources": dict.fromkeys(names_set(point), "paper")}, point)
 
 
 def _config(*parts: Mapping[Any, Any]) -> Values:
@@ -142,19 +199,44 @@ def with_tuning(name: str, cell: PaperCell) -> PaperCell:
     for tuning in papers()[paper].tuned:
         applies = table in tuning.tables and cell.dataset == tuning.dataset and tuning.part in cell.title
         if applies and cell.method in tuning.best:
-            config = _config(cell.config, tuning.best[cell.method])
-            return replace(cell, config=config, origin=f"{TUNED}: {tuning.origin}")
+            best = tuning.best[cell.method]
+            return cell.changed(_config(cell.config, best), f"{TUNED}: {tuning.origin}", names_set(best))
     return cell
 
 
-def small(config: Values) -> Values:
-    """The same config cut down so that it runs in seconds on a few samples."""
-    scale, data = read_toml(schema.SMALL), config["data"]
+def _alternative(name: str) -> str:
+    section, _, option = name.partition(".")
+    return f"{section}.{OPPOSITES.get(option, option)}"
+
+
+@functools.cache
+def _small_scale() -> Values:
+    return read_toml(schema.SMALL)
+
+
+def small(cell: PaperCell) -> PaperCell:
+    """The same cell cut down so that it runs in seconds on a few samples, but for what its table sweeps."""
+    scale, config = _small_scale(), cell.config
+    data = config["data"]
     changes = {
-        "data": {key: value for key, value in scale["data"].items() if key in data},
+        "data": {
+            **{key: value for key, value in scale["data"].items() if key in data},
+            "options": scale["datasets"].get(data["dataset"], {}),
+        },
         "partition": scale["partitions"].get(config["partition"]["name"], {}),
         "model": scale["models"].get(config["model"]["name"], {}),
         "algorithm": scale["algorithms"].get(config["algorithm"].get("name"), {}),
         "training": scale["training"],
     }
-    return _config(config, {"data": {"options": scale["datasets"].get(data["dataset"], {})}}, changes)
+    # Nor must the alternative of what is swept take its place.
+    swept = {alternative for name in cell.swept_settings for alternative in (name, _alternative(name))}
+    changes = {
+        section: {name: value for name, value in values.items() if f"{section}.{name}" not in swept}
+        for section, values in changes.items()
+    }
+    config = _config(config, changes)
+    # What the server does by itself must come to act.
+    parts = build(config["algorithm"]).parts
+    acting = [part.first_round for part in parts if isinstance(part, ServerTask)]
+    rounds = max(config["training"]["rounds"], *acting, 0)
+    return cell.changed(_config(config, {"training": {"rounds": rounds}}), "--scale small")

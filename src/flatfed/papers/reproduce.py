@@ -1,8 +1,9 @@
 """Running a paper's table and putting our numbers beside its own."""
 
+import re
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from timeit import repeat
 
@@ -10,14 +11,16 @@ import torch
 import torch.nn.functional as F
 
 from flatfed.core.errors import FlatfedError, FlatfedWarning, did_you_mean
+from flatfed.core.part import SLOTS
 from flatfed.core.sampling import batches, local_steps
 from flatfed.diagnostics.folder import diagnose
 from flatfed.engines.threads import available_cores, single_threaded
 from flatfed.papers.presets import TUNED, PaperCell, cells, small, with_tuning
+from flatfed.papers.schema import Column
 from flatfed.runs.compare import is_complete, run_folder
 from flatfed.runs.files import RunFolderError
 from flatfed.runs.folder import RunFolder
-from flatfed.runs.statistics import Spread, best, finite, last
+from flatfed.runs.statistics import ClientRow, Spread, best, by_round, finite, last
 from flatfed.training.config import Config, with_assignments
 
 # The largest eigenvalue of the Hessian of the training loss is measured on ten thousand samples.
@@ -32,16 +35,20 @@ def chosen_cells(
     scale: str = "full",
     assignments: Sequence[str] = (),
     tuned: bool = False,
+    from_scratch: bool = False,
 ) -> list[PaperCell]:
-    """The cells of some methods and of the parts whose title contains `only`, their configs changed."""
+    """The cells of some methods and of the parts whose title has the words `only`, their configs changed."""
     table = cells(name)
-    known = {cell.method.lower(): cell.method for cell in table}
+    known = {method.lower(): method for cell in table for method in (cell.known_as, cell.method)}
     for method in methods:
         if method.lower() not in known:
             raise FlatfedError(f"methods = {method!r}: not in {name}; {did_you_mean(method, known.values())}")
     rows = {method.lower() for method in methods or known}
-    part = "" if only is None else only.lower()
-    chosen = [cell for cell in table if cell.method.lower() in rows and part in cell.title.lower()]
+    chosen = [
+        cell
+        for cell in table
+        if {cell.method.lower(), cell.known_as.lower()} & rows and _has_words(cell.title, only)
+    ]
     if not chosen:
         titles = ", ".join(dict.fromkeys(repr(cell.title) for cell in table))
         raise FlatfedError(f"only = {only!r}: matches no part of {name}; there are: {titles}")
@@ -49,12 +56,55 @@ def chosen_cells(
         chosen = [with_tuning(name, cell) for cell in chosen]
         if not any(cell.origin.startswith(TUNED) for cell in chosen):
             raise FlatfedError(f"tuned: no tuning is on record for these cells of {name}; leave --tuned out")
-    if any(assignment.partition("=")[0].strip() == "training.lr" for assignment in assignments):
-        chosen = [replace(cell, origin="--set") for cell in chosen]
     if scale == "small":
-        chosen = [replace(cell, config=small(cell.config)) for cell in chosen]
-    assignments = [*([] if rounds is None else [f"training.rounds={rounds}"]), *assignments]
-    return [replace(cell, config=with_assignments(cell.config, assignments)) for cell in chosen]
+        chosen = [small(cell) for cell in chosen]
+    if rounds is not None:
+        changed = [with_assignments(cell.config, [f"training.rounds={rounds}"]) for cell in chosen]
+        chosen = [cell.changed(config, "--rounds") for cell, config in zip(chosen, changed, strict=True)]
+    chosen = _with_assignments(chosen, assignments)
+    return chosen if scale == "small" else [_with_weights(name, cell, from_scratch) for cell in chosen]
+
+
+def _has_words(title: str, only: str | None) -> bool:
+    """Whether these words are in the title, as whole words: CIFAR-10 is not in CIFAR-100."""
+    return not only or re.search(rf"(?<!\w){re.escape(only)}(?!\w)", title, re.IGNORECASE) is not None
+
+
+def _with_assignments(chosen: list[PaperCell], assignments: Sequence[str]) -> list[PaperCell]:
+    """The cells with settings changed where they fit: not every method of a table has a radius."""
+    names = {assignment: assignment.partition("=")[0].strip() for assignment in assignments}
+    for_all = {name for name in names.values() if not any(_takes(cell, name) for cell in chosen)}
+    changed = []
+    for cell in chosen:
+        own = [assignment for assignment, name in names.items() if name in for_all or _takes(cell, name)]
+        config, own_names = with_assignments(cell.config, own), [names[assignment] for assignment in own]
+        changed.append(cell.changed(config, "--set", own_names) if own else cell)
+    return changed
+
+
+def _takes(cell: PaperCell, name: str) -> bool:
+    section, _, option = name.partition(".")
+    if section not in {"algorithm", "model", "partition"} or option.partition(".")[0] in SLOTS:
+        return True
+    return any(f"{setting}.".startswith(f"{name}.") for setting in cell.sources)
+
+
+def _with_weights(name: str, cell: PaperCell, from_scratch: bool) -> PaperCell:
+    """The cell if it starts where the paper's does: from published weights, of the folder of its model."""
+    model = cell.config["model"]
+    if not cell.needs_weights:
+        return cell
+    if from_scratch:
+        return cell.changed(cell.config, "--from-scratch", ["model.pretrained"])
+    if model.get("pretrained") is None:
+        raise FlatfedError(
+            f"model.pretrained: missing; {name} starts {model['name']} from published weights; give their "
+            "folder, or one with a folder for each model: --set model.pretrained=FOLDER, or --from-scratch"
+        )
+    own = Path(model["pretrained"]).expanduser() / model["name"]
+    if not own.is_dir():
+        return cell
+    return cell.changed({**cell.config, "model": {**model, "pretrained": str(own)}}, "--set")
 
 
 def seeded(cell: PaperCell, seed: int) -> Config:
@@ -108,11 +158,18 @@ def _seconds_per_gradient(config: Config) -> float:
         return min(repeat(lambda: F.cross_entropy(model(inputs), targets).backward(), number=1, repeat=3))
 
 
-def measured(cell: PaperCell, runs: Sequence[RunFolder]) -> Spread | None:
-    """The statistic that the paper reports, in our runs."""
-    if cell.statistic == "top eigenvalue":
+def measured(cell: PaperCell, runs: Sequence[RunFolder], column: Column | None = None) -> Spread | None:
+    """The statistic that the paper reports, in its main column unless another is given, in our runs."""
+    statistic = cell.statistics[column or cell.column]
+    if statistic == "top eigenvalue":
         return Spread.of_finite(map(_top_eigenvalue, runs))
-    accuracy = best if cell.statistic == "best accuracy" else last
+    if statistic.startswith("mean over clients"):
+        clients = ClientRow.of([run.read_clients() for run in runs], statistic.rpartition(" ")[2])
+        return None if clients is None else clients.mean
+    if statistic.startswith("accuracy at round"):
+        number = int(statistic.rpartition(" ")[2])
+        return Spread.of_finite(by_round(run.read_history()).get(number) for run in runs)
+    accuracy = best if statistic == "best accuracy" else last
     return Spread.of_finite(accuracy(run.read_history()) for run in runs)
 
 

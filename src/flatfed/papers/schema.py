@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import functools
-import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 
 from flatfed.core.errors import FlatfedError, did_you_mean, one_line
 from flatfed.core.files import read_toml
@@ -20,19 +26,24 @@ Values = dict[str, Any]
 Section = Literal["data", "partition", "model", "algorithm", "training", "sources"]
 Changes = dict[Section, Values]
 """Some settings of a config; `sources` says where values come from, as in "training.lr" = "paper"."""
+KINDS = ("paper", "released code", "tuned in the paper", "our choice")
+"""A source is one of these, mostly followed by a colon and details: stated in the paper, read from released
+code at a commit, tuned in the paper over a grid without saying what came out, or none of these."""
 Accuracy = Literal["acc", "top_acc", "train_acc", "val_acc", "acc_250", "acc_500"]
 Deviation = Literal["std", "train_dev", "val_dev"]
 Rounds = Literal["rounds_to_target", "rounds_to_targets"]
 Column = Literal[Accuracy, Deviation, Rounds, "top_eigenvalue", "gain", "impossible"]
-Statistic = Literal["last accuracy", "best accuracy", "top eigenvalue"]
+STATISTIC = r"(last|best) accuracy|accuracy at round \d+|mean over clients, (train|test)|top eigenvalue"
+Statistic = Annotated[str, StringConstraints(pattern=f"^({STATISTIC})$")]
 
 
 def _unprinted_is_none(value: Any) -> Any:
-    """Papers print a dash for a missing number and 1000+ for a target not reached within 1000 rounds."""
-    return None if isinstance(value, str) and re.fullmatch(r"-|\d+\+", value) else value
+    """Papers print a dash for a missing number; 1000+, not reached in 1000 rounds, stays as it is."""
+    return None if value == "-" else value
 
 
-Number = Annotated[int | float | None, BeforeValidator(_unprinted_is_none)]
+Unreached = Annotated[str, StringConstraints(pattern=r"^\d+\+$")]
+Number = Annotated[int | float | Unreached | None, BeforeValidator(_unprinted_is_none)]
 PrintedRow = dict[Column, Annotated[Number | list[Number] | str, BeforeValidator(_unprinted_is_none)]]
 """A method's numbers; "impossible" says in what way they contradict each other."""
 
@@ -67,8 +78,8 @@ class PaperTable(Entry):
     notes: list[str] = []
     diagnostic: str | None = None
     """What a figure without accuracies shows."""
-    statistics: dict[str, Statistic] = {}
-    """What the columns report; the first is compared with ours."""
+    statistics: dict[Column, Statistic] = {}
+    """What the columns report, and what ours is compared in; the first is the table's main number."""
     unprinted: list[str] = []
     """Methods that are run beside the paper's."""
     blocks: list[Block] = []
@@ -93,9 +104,27 @@ class Tuning(Entry):
     best: dict[str, Changes]
 
 
+Status = Literal["run in full", "run in part", "tried out", "by hand", "missing", "no numbers"]
+
+
+class Exhibit(Entry):
+    """What there is of a table or figure; one that can be run is "tried out" unless this says more."""
+
+    status: Status
+    shows: str = ""
+    command: str = ""
+    results: list[str] = []
+    """Pages below docs/results."""
+
+
 class Paper(Entry):
     title: str
     citation: str
+    """Authors, where and when, and an identifier."""
+    sources: dict[str, str]
+    """Where settings come from unless what sets them says otherwise; the longest name that fits counts."""
+    pretrained: list[str] = []
+    """Models that the paper starts from published weights."""
     defaults: Changes
     datasets: dict[str, Changes]
     models: dict[str, Values]
@@ -110,6 +139,7 @@ class Paper(Entry):
     """What the values of a swept symbol are here."""
     tuned: list[Tuning] = []
     tables: dict[str, PaperTable]
+    exhibits: dict[Annotated[str, StringConstraints(pattern=r"^(table|figure)\d+$")], Exhibit] = {}
 
     @model_validator(mode="after")
     def _check_references(self) -> Paper:
@@ -123,6 +153,22 @@ class Paper(Entry):
                     if used is not None and used not in known:
                         raise ValueError(f"{name}: {kind} {used!r} is unknown; {did_you_mean(used, known)}")
         return self
+
+    @model_validator(mode="after")
+    def _check_sources(self) -> Paper:
+        for setting, source in self._all_sources():
+            if source.partition(":")[0] not in KINDS:
+                raise ValueError(f"the source {source!r} of {setting} must be one of: {', '.join(KINDS)}")
+        return self
+
+    def _all_sources(self) -> Iterator[tuple[str, str]]:
+        yield from self.sources.items()
+        tables = [self.datasets, self.methods, *self.overrides.values(), *self.sweeps.values()]
+        changes = [self.defaults, *(change for table in tables for change in table.values())]
+        for block in (block for table in self.tables.values() for block in table.blocks):
+            changes += [block.config, *block.methods.values()]
+        for change in changes:
+            yield from change.get("sources", {}).items()
 
 
 def merged(values: Mapping[Any, Any], changes: Mapping[Any, Any]) -> Values:

@@ -50,10 +50,11 @@ from flatfed.core.algorithm import Algorithm
 from flatfed.core.errors import FlatfedError, check_choice, did_you_mean, one_line, shown
 from flatfed.core.files import parse_toml, read_toml
 from flatfed.core.part import SLOTS
-from flatfed.core.settings import CheckedModel, Training
+from flatfed.core.settings import ALTERNATIVES, CheckedModel, Training
 from flatfed.core.types import Count, SomeShare
 from flatfed.data.client_tests import matching_rows, own_rows
 from flatfed.data.datasets import DATASETS, TrainTest
+from flatfed.data.datasets.subset import check_share, subset
 from flatfed.data.federation import Federation, Pool, PooledFederation
 from flatfed.data.partition import PARTITIONS, Natural, Partition
 from flatfed.data.partition.base import Indices
@@ -78,7 +79,8 @@ class DataConfig(CheckedModel):
     validation: SomeShare | None = None
     """The share of the clients' samples that is held out to choose settings by; also beside a task."""
     options: dict[str, Any] = {}
-    """What the data set's loader takes, for instance augmentation = "crop_flip"."""
+    """What the data set's loader takes, for instance augmentation = "crop_flip", and for all of them
+    subset = 0.1: this share of the training and of the test samples, the same for all seeds."""
 
     @model_serializer(mode="wrap")
     def _without_none(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -171,7 +173,9 @@ class Config(CheckedModel):
         if config.partition.get("name") != "natural":  # which needs the data's own groups
             config._partition()
         loader = DATASETS[config.data.dataset]
-        _check_options(f"data.options ({config.data.dataset})", config.data.options, loader)
+        own = {key: value for key, value in config.data.options.items() if key != "subset"}
+        _check_options(f"data.options ({config.data.dataset})", own, loader)
+        check_share("data.options.subset", config.data.options.get("subset", 1.0))
         _named_function("model", config.model, MODELS)
         config.training.cohort_size(config.data.clients)
         return config
@@ -311,7 +315,9 @@ def _check_options(field: str, options: Mapping[str, Any], function: Callable[..
 @functools.lru_cache(maxsize=2)
 def _loaded(name: str, options: str) -> TrainTest:
     """A data set, read once for all runs of a comparison."""
-    return DATASETS[name](**json.loads(options))
+    own = json.loads(options)
+    share = own.pop("subset", 1.0)
+    return subset(DATASETS[name](**own), share)
 
 
 def _copied(value: Any, field: str = "", depth: int = 0) -> Any:
@@ -332,8 +338,16 @@ def _copied(value: Any, field: str = "", depth: int = 0) -> Any:
 
 
 def with_assignments(values: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
-    """A copy of nested tables with `key.key=value` applied; values are TOML or plain text."""
+    """A copy of nested tables with `key.key=value` applied; values are TOML or plain text.
+
+    A setting takes the place of its alternative: who asks for steps no longer wants the epochs of a file.
+    """
     changed: dict[str, Any] = _copied(values)
+    assigned = [assignment.partition("=")[0].strip() for assignment in assignments]
+    for pair in ALTERNATIVES if isinstance(changed.get("training"), dict) else ():
+        for one, other in (pair, pair[::-1]):
+            if f"training.{one}" in assigned and f"training.{other}" not in assigned:
+                changed["training"].pop(other, None)
     for assignment in assignments:
         key, sign, text = assignment.partition("=")
         if not sign or not key.strip():
