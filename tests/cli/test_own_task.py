@@ -271,6 +271,8 @@ def test_a_task_without_accuracy_is_not_compared(written):
     )
     message = refusal("compare", "fedavg", "--config", "my_task.py:make", *SHORT)
     assert "runs are compared by their test accuracy" in message
+    tune = ["tune", "my_task.py:make", "--grid", "training.lr=0.1", "--choose-by", "test"]
+    assert "trials are ranked by their accuracy" in refusal(*tune)
     assert not Path("runs").exists()
 
 

@@ -130,6 +130,12 @@ class Search:
                 "validation: there are no samples to choose by; hold some out with --set "
                 "data.validation=0.1, or choose by the test samples with --choose-by test"
             )
+        own = next(iter(configs.values()))
+        if own.task is not None and "accuracy" not in own.make_task().used_metrics:
+            raise FlatfedError(
+                "metrics: trials are ranked by their accuracy, which this task has not; give it one, "
+                'metrics={"accuracy": …}, where more is better'
+            )
         return cls(grid, metric, choose_by, configs)
 
     @property
