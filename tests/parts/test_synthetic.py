@@ -868,7 +868,7 @@ def invoke(*arguments: str) -> tuple[int, str]:
         (["algorithm.warm_rounds=1", "algorithm.span=3"], 2, "matching over 3 rounds needs at least 4"),
         (["algorithm.initial=nowhere.npz"], 2, "synthetic.initial = 'nowhere.npz': cannot be read"),
         (["algorithm.warm_rounds=3", "algorithm.sample_rate=1e38"], 1, "lower sample_rate (now 1e+38)"),
-        (["algorithm.optimizer=lion"], 2, "fedsynsam.optimizer = 'lion'"),
+        (["algorithm.sample_optimizer=lion"], 2, "fedsynsam.sample_optimizer = 'lion'"),
     ],
 )
 def test_the_command_line_complains_in_one_line(

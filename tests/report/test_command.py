@@ -67,7 +67,15 @@ def test_an_earlier_report_is_replaced(tmp_path):
 
 def test_reproduce_ends_with_a_report_that_has_the_papers_numbers(tmp_path):
     options = ["--methods", "FedAvg", "--rounds", 1, "--seeds", 1, "--scale", "small", "--runs", tmp_path]
-    table = ["fedsagd/table2", "--only", "MNIST", "--set", "data.dataset=digits", "--set", "data.options={}"]
+    table = [
+        "fedsagd/table2",
+        "--only",
+        "EMNIST-L",
+        "--set",
+        "data.dataset=digits",
+        "--set",
+        "data.options={}",
+    ]
     model = ["--set", "model={name='mlp',hidden=[8]}", "--set", "partition={name='iid'}"]
     done = invoke("reproduce", *table, *model, *options)
     assert done.exit_code == 0, done.output
