@@ -11,7 +11,7 @@ demo: .venv/installed
 test: lint
 	$(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
-# Server-side work, hostile sites and going back, in a real deployment: several minutes.
+# A killed site, hostile sites and going back, in a real deployment: several minutes.
 test-slow: .venv/installed
 	$(BIN)/pytest -m slow
 

@@ -171,6 +171,7 @@ def test_the_operator_goes_back_to_an_earlier_state(federation):
     assert json.loads((run / "abandoned-1" / "manifest.json").read_text())["round"] == 2
 
 
+@pytest.mark.slow
 def test_a_site_killed_in_the_middle_of_a_round_does_not_hang_it(federation):
     """The round is that of the others. This test comes last: Flower refuses the site for a minute."""
     config = federation.configure(
