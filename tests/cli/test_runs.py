@@ -37,12 +37,12 @@ def listed(*arguments):
 
 
 def test_every_run_is_listed_with_how_it_ended(root):
-    found = listed(root)
+    every = listed(root)
     assert {
-        name: (run["method"], run["seed"], run["rounds"], run["state"]) for name, run in found.items()
+        name: (run["method"], run["seed"], run["rounds"], run["state"]) for name, run in every.items()
     } == {
         "a": ("fedavg:server_rate=1.0", 0, 2, "complete"),
-        "b": (found["b"]["method"], 3, 2, "complete"),
+        "b": (every["b"]["method"], 3, 2, "complete"),
     }
     (root / "a" / "model.safetensors").unlink()
     (root / "deep" / "b" / "config.json").write_text("[]")

@@ -94,19 +94,19 @@ class Optimized(Replay):
             gradient = gradient + self.decay * point
             buffer = options["decay"] * vectors["first"] + gradient
             after = Memory({**vectors, "first": buffer})
-            found = gradient + options["decay"] * buffer if "nesterov" in options else buffer
+            step_taken = gradient + options["decay"] * buffer if "nesterov" in options else buffer
         elif self.optimizer == "muon":
-            found, momentum = naive.muon(
+            step_taken, momentum = naive.muon(
                 self.shapes, gradient, vectors["first"], options["momentum"], memory.moments
             )
             after = Memory({**vectors, "first": momentum}, moments=memory.moments)
         else:
             betas = (options["beta1"], options["beta2"], options["eps"])
             before = (vectors["first"], vectors["second"], *memory.unfilled)
-            found, first, second, *unfilled = naive.adamw(*before, gradient, betas)
+            step_taken, first, second, *unfilled = naive.adamw(*before, gradient, betas)
             after = Memory({"first": first, "second": second}, (unfilled[0], unfilled[1]))
         self.memories[round, client] = self.kept[client] = after
-        return found
+        return step_taken
 
 
 VARIANTS = {"scaffold": [{"option": "I"}], "fedmoswa": [{"option": "I"}], "fedmo": [{"option": "I"}]}

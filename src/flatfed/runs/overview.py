@@ -25,7 +25,7 @@ class RunSummary:
     method: str
     seed: int | None
     rounds: int
-    asked: int | None
+    planned_rounds: int | None
     """The rounds that were asked for."""
     accuracy: float | None
     state: str
@@ -53,22 +53,22 @@ def summary(folder: Path) -> RunSummary:
         config = read_json(existing.config_path)
         training = config["training"]
         history = existing.read_history()
-        rounds, asked, seed = len(history), int(training["rounds"]), int(training["seed"])
+        rounds, planned, seed = len(history), int(training["rounds"]), int(training["seed"])
         method, task = _described(config["algorithm"]), _task(config)
-        accuracy, state = last(history), _state(existing, rounds, asked)
+        accuracy, state = last(history), _state(existing, rounds, planned)
     except (FlatfedError, KeyError, TypeError, ValueError, AttributeError):
         return RunSummary(folder, "", "", None, 0, None, None, "damaged", size, {})
-    return RunSummary(folder, task, method, seed, rounds, asked, accuracy, state, size, config)
+    return RunSummary(folder, task, method, seed, rounds, planned, accuracy, state, size, config)
 
 
-def _state(folder: RunFolder, rounds: int, asked: int) -> str:
+def _state(folder: RunFolder, rounds: int, planned: int) -> str:
     if folder.lock.is_taken():
         return "running"
     if folder.divergence_path.exists():
         return "diverged"
     if folder.stop_path.exists():
         return "stopped early"
-    return "complete" if rounds >= asked and folder.model_path.exists() else "incomplete"
+    return "complete" if rounds >= planned and folder.model_path.exists() else "incomplete"
 
 
 def _described(table: Any) -> str:
