@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 import flatfed as ff
 from flatfed.core.sampling import batches
-from flatfed.data.federation import Samples
+from flatfed.data.samples import Samples
 from flatfed.engines import chunks, local, sums, threads, worker
 from flatfed.engines.sums import CohortSums, PairwiseSum, Piece
 from flatfed.training.loop import TrainingState

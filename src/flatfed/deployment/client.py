@@ -15,7 +15,8 @@ from flatfed.core.flat import apply_buffer_change, buffers_of, no_longer_finite
 from flatfed.core.rounds import Broadcast, encode_uploads
 from flatfed.core.state import State, initial_state
 from flatfed.core.tree import form, sample_shapes
-from flatfed.data.federation import LoadedFederation, Samples
+from flatfed.data.federation import LoadedFederation
+from flatfed.data.samples import Samples
 from flatfed.deployment import wire
 from flatfed.deployment.site_store import SiteStore
 from flatfed.deployment.spec import FederationSpec

@@ -19,7 +19,7 @@ from flatfed.core.flat import apply_buffer_change, no_longer_finite
 from flatfed.core.rounds import Broadcast, reduced_uploads
 from flatfed.core.sampling import local_steps
 from flatfed.core.state import State, Vector, initial_state
-from flatfed.data.federation import Samples
+from flatfed.data.samples import Samples
 from flatfed.deployment import bounds, wire
 from flatfed.deployment.nodes import Nodes, send_and_wait
 from flatfed.deployment.sites import Sites

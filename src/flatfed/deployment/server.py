@@ -11,7 +11,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from flatfed.core.errors import DivergedError, FlatfedError, shown
-from flatfed.data.federation import Samples
+from flatfed.data.samples import Samples
 from flatfed.deployment import wire
 from flatfed.deployment.engine import FlowerEngine
 from flatfed.deployment.nodes import Nodes

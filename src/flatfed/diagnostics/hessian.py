@@ -17,7 +17,7 @@ from scipy.sparse.linalg import ArpackError, ArpackNoConvergence, LinearOperator
 from flatfed.core import random
 from flatfed.core.errors import FlatfedError
 from flatfed.core.types import Count, Seed
-from flatfed.data.federation import Samples
+from flatfed.data.samples import Samples
 from flatfed.diagnostics import figures
 from flatfed.diagnostics.registry import diagnostic
 from flatfed.diagnostics.subject import Subject, Tick, part_of, silent

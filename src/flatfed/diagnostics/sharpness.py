@@ -4,7 +4,7 @@ from typing import Any
 
 from flatfed.core.flat import unit
 from flatfed.core.types import Count, Positive
-from flatfed.data.federation import Samples
+from flatfed.data.samples import Samples
 from flatfed.diagnostics import figures
 from flatfed.diagnostics.registry import diagnostic
 from flatfed.diagnostics.subject import Subject, Tick, silent, ticked

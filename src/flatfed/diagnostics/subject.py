@@ -23,7 +23,8 @@ from flatfed.core.rounds import broadcast
 from flatfed.core.settings import Training
 from flatfed.core.state import State
 from flatfed.core.tree import Tree, first_leaf, joined, rows
-from flatfed.data.federation import Federation, Samples
+from flatfed.data.federation import Federation
+from flatfed.data.samples import Samples
 from flatfed.diagnostics.plain import read_plain
 from flatfed.engines.chunks import chunks
 from flatfed.engines.client_store import ClientStore

@@ -11,7 +11,7 @@ from torch import Tensor
 from flatfed.core import random
 from flatfed.core.flat import Layout
 from flatfed.core.types import Count, Positive, Seed
-from flatfed.data.federation import Samples
+from flatfed.data.samples import Samples
 from flatfed.diagnostics import figures
 from flatfed.diagnostics.registry import diagnostic
 from flatfed.diagnostics.subject import Subject, Tick, part_of, silent, ticked

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from flatfed.core.aggregate import Aggregate
 from flatfed.core.rounds import Broadcast
-from flatfed.data.federation import Samples
+from flatfed.data.samples import Samples
 from flatfed.engines.client_store import ClientStore
 from flatfed.engines.planning import Plan
 from flatfed.engines.worker import Snapshot

@@ -17,7 +17,8 @@ from torch import nn
 
 from flatfed.core.aggregate import Aggregate
 from flatfed.core.rounds import Broadcast
-from flatfed.data.federation import Federation, Samples
+from flatfed.data.federation import Federation
+from flatfed.data.samples import Samples
 from flatfed.engines.chunks import chunks
 from flatfed.engines.client_store import ClientStore, Slots
 from flatfed.engines.execution import Execution

@@ -17,7 +17,7 @@ from flatfed.core.flat import BoundModel, Layout, Loss, buffers_of, load_buffers
 from flatfed.core.outputs import judged
 from flatfed.core.random import routed
 from flatfed.core.tree import Tree, call, leaves, map_tree, versions
-from flatfed.data.federation import Samples
+from flatfed.data.samples import Samples
 from flatfed.engines.dense import dense_gradients, dense_layers, has_labels
 
 Shift = Callable[..., Tensor]

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 import torch
 
 from flatfed.core.tree import first_leaf, rows
-from flatfed.data.federation import Samples
+from flatfed.data.samples import Samples
 from flatfed.engines.metrics import Measured, Measurement
 from flatfed.engines.worker import Evaluator, Snapshot
 

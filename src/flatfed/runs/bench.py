@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.sampling import cohort
 from flatfed.core.settings import Training
-from flatfed.data.federation import Federation, Samples
+from flatfed.data.federation import Federation
+from flatfed.data.samples import Samples
 from flatfed.models import MODELS
 from flatfed.runs.train import train
 from flatfed.training.loop import Progress

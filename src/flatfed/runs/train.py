@@ -20,7 +20,7 @@ from flatfed.core.errors import DivergedError, FlatfedError, FlatfedWarning, sho
 from flatfed.core.flat import Loss, load_buffers, load_vector
 from flatfed.core.settings import Training
 from flatfed.core.state import check_like
-from flatfed.data.federation import Samples
+from flatfed.data.samples import Samples
 from flatfed.engines.client_store import ClientStore
 from flatfed.engines.engine import Engine
 from flatfed.engines.execution import Execution

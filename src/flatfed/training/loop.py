@@ -20,7 +20,7 @@ from flatfed.core.part import ServerTask
 from flatfed.core.rounds import broadcast, server_round
 from flatfed.core.sampling import cohort, local_steps
 from flatfed.core.state import Dimensions, State, initial_state
-from flatfed.data.federation import Samples
+from flatfed.data.samples import Samples
 from flatfed.engines.client_store import ClientStore
 from flatfed.engines.engine import Engine
 from flatfed.engines.planning import Plan

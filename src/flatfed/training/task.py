@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from flatfed.core.errors import FlatfedError, shown
 from flatfed.core.flat import Loss
 from flatfed.core.outputs import ignored_label, logits_of
-from flatfed.data.federation import IGNORED, Federation
+from flatfed.data.federation import Federation
+from flatfed.data.samples import IGNORED
 from flatfed.engines.metrics import Metric, is_streaming
 
 RESERVED = ("loss", "samples")
