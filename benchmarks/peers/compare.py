@@ -35,7 +35,8 @@ from machine import StealTime, processor_name, refuse_unless_idle
 
 TORCH = ["torch==2.13.0"]
 FLUKE_NEEDS = (
-    "cerberus clearml datasets diskcache hydra-core matplotlib opacus pandas psutil rich scikit-learn"
+    "cerberus clearml datasets diskcache hydra-core matplotlib opacus pandas psutil rich scikit-learn "
+    "seaborn tensorboard torchmetrics typer wandb"
 )
 ENVIRONMENTS = {
     "flower": [TORCH, ["flwr[simulation]==1.41.0"]],

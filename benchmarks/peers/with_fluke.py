@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import declared_operations  # noqa: F401 (before fluke)
 import torch
 from fluke import DDict, FlukeENV
 from fluke.algorithms import CentralizedFL

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from flatfed.core.errors import FlatfedError
-from flatfed.engines.memory import GrowingMemory
+from flatfed.engines.memory import GrowingMemory, keep_freed_memory
 from flatfed.engines.scheduler import in_order
 
 LOOK_SECONDS = 5.0
@@ -35,8 +35,6 @@ PATIENCE = 12
 _ALIGNMENT = 64
 _DIE_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of Linux's prctl."""
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
-"""Options of glibc's mallopt."""
 
 Work = Callable[[Any], Any]
 
@@ -114,16 +112,8 @@ def _serve(channel: Channel, parent: int, work: Work) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # With the thread that forked, which is the one that trains.
-    library = ctypes.CDLL(None)
-    library.prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-    if hasattr(library, "mallopt"):
-        # Every step takes and frees the same few blocks; new pages for them take up to a third of a step.
-        library.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
-        # Without this a thread's heap is given back when it is empty.
-        library.mallopt(_TOP_PAD, 2**27)
-        # Older versions allow less.
-        if not library.mallopt(_MMAP_THRESHOLD, 2**30):
-            library.mallopt(_MMAP_THRESHOLD, 2**25)
+    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    keep_freed_memory()
     if os.getppid() != parent:
         return
     # A new thread has none of the settings that torch keeps for each, such as the caller's autocast.

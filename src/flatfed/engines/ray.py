@@ -36,6 +36,7 @@ from flatfed.data.samples import Samples
 from flatfed.engines.chunks import chunks
 from flatfed.engines.client_store import ClientStore
 from flatfed.engines.execution import Execution
+from flatfed.engines.memory import keep_freed_memory
 from flatfed.engines.planning import Plan
 from flatfed.engines.scheduler import in_order
 from flatfed.engines.sums import CohortCollector, PairwiseSum, Piece
@@ -101,6 +102,7 @@ class RemoteWorker:
     def __init__(self, shared: Sequence[Any]) -> None:
         """`shared` are references to the plan, the model and the data."""
         torch.set_num_threads(1)
+        keep_freed_memory()
         self.worker = Worker(*ray.get(list(shared)))
 
     def train(
