@@ -49,8 +49,8 @@ class Case:
 
 
 GROWTH: dict[str, list[tuple[float, dict[str, int | str]]]] = {
-    "participants": [(count, {"participants": count}) for count in (10, 30, 100, 300, 1000)],
-    "population": [(count, {"population": count}) for count in (100, 1000, 10_000, 100_000, 1_000_000)],
+    "participants": [(count, {"participants": count}) for count in (10, 100, 1000, 10_000)],
+    "population": [(count, {"population": count}) for count in (1000, 10_000, 1_000_000, 10_000_000)],
     "parameters": [
         (7_850, {"model": "logistic_regression"}),
         (118_282, {"model": "mlp"}),

@@ -3,7 +3,7 @@
 The manifest is written last: at any moment it names a complete checkpoint. It has the checksums of everything
 that the checkpoint consists of, and its own. Client state is a log: a checkpoint adds the rows that changed
 since the last one, and the log is rewritten when more than half of it is out of date. Nothing is ever
-unpickled.
+unpickled. Files are written beside the training, one checkpoint at a time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -106,6 +106,24 @@ class Checkpoint:
     buffers: dict[str, Tensor]
 
 
+class ClientRows(NamedTuple):
+    """The state of some clients, which nobody changes any more."""
+
+    clients: list[int]
+    rows: Tensor
+    everything: bool
+    """Whether these are all clients with state."""
+
+
+class PendingCheckpoint(NamedTuple):
+    """A state that is to be written."""
+
+    round: int
+    server: Mapping[str, Tensor]
+    clients: ClientRows | None
+    """What changed since the last checkpoint."""
+
+
 class Checkpoints:
     """Reads and writes the folder of a run's checkpoints."""
 
@@ -135,38 +153,49 @@ class Checkpoints:
         write_sealed(self.manifest_path, manifest.model_dump(mode="json"))
         self.manifest = manifest
 
-    def save(self, state: TrainingState, clients: ClientStore, history: WrittenHistory) -> None:
-        assert self.manifest is not None, "a run begins with a manifest"
+    def pending(self, state: TrainingState, clients: ClientStore) -> PendingCheckpoint:
+        """What is to be written of the present state; training may go on meanwhile."""
         tensors = {f"server/{name}": value for name, value in state.server.items()}
         tensors |= {f"buffers/{name}": value for name, value in state.buffers.items()}
-        server = self._write_tensors(f"server-{state.round}", tensors)
+        return PendingCheckpoint(state.round, tensors, self._changed_clients(clients))
+
+    def save(self, pending: PendingCheckpoint, history: WrittenHistory) -> None:
+        assert self.manifest is not None, "a run begins with a manifest"
+        server = self._write_tensors(f"server-{pending.round}", pending.server)
         changes = {
-            "round": state.round,
+            "round": pending.round,
             "config": self.manifest.config[-1:],
             "history": history,
             "server": server,
-            "clients": self._log_clients(self.manifest.clients, state.round, clients),
+            "clients": self._log_clients(self.manifest.clients, pending),
         }
         self.write(self.manifest.model_copy(update=changes))
-        clients.changed.clear()
         named = {server.name, *(entry.name for entry in self.manifest.clients)}
         for path in self.path.iterdir():
             ours = _TENSOR_FILE.fullmatch(path.name) or _HALF_WRITTEN.fullmatch(path.name)
             if ours and path.name not in named:
                 path.unlink()
 
-    def _log_clients(
-        self, logged: tuple[StoredFile, ...], round_number: int, store: ClientStore
-    ) -> tuple[StoredFile, ...]:
-        """The client files of the next checkpoint: those of the last one and the rows that changed."""
-        old_rows = sum(entry.rows for entry in logged)
+    def _changed_clients(self, store: ClientStore) -> ClientRows | None:
+        """Copies of the rows that changed since the last checkpoint, or of all; None if none did."""
+        assert self.manifest is not None, "a run begins with a manifest"
+        old_rows = sum(entry.rows for entry in self.manifest.clients)
         everything = old_rows + len(store.changed) > 2 * len(store)
         clients = store.clients() if everything else sorted(store.changed)
         if not clients:
-            return logged
+            return None
         rows = torch.stack([row for client in clients if (row := store.row(client)) is not None])
+        return ClientRows(clients, rows, everything)
+
+    def _log_clients(
+        self, logged: tuple[StoredFile, ...], pending: PendingCheckpoint
+    ) -> tuple[StoredFile, ...]:
+        """The client files of the next checkpoint: those of the last one and the rows that changed."""
+        if pending.clients is None:
+            return logged
+        clients, rows, everything = pending.clients
         tensors = {"clients": torch.tensor(clients), "rows": rows}
-        entry = self._write_tensors(f"clients-{round_number}", tensors, rows=len(clients))
+        entry = self._write_tensors(f"clients-{pending.round}", tensors, rows=len(clients))
         return (entry,) if everything else (*logged, entry)
 
     def _write_tensors(self, stem: str, tensors: Mapping[str, Tensor], rows: int = 0) -> StoredFile:

@@ -5,6 +5,8 @@ import json
 import os
 import sys
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,31 @@ def write_atomically(path: Path, content: bytes) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+class BackgroundWriter:
+    """Writes beside the caller's own work, one thing at a time."""
+
+    def __init__(self) -> None:
+        self._thread: ThreadPoolExecutor | None = None
+        self._pending: Future[None] | None = None
+
+    def start(self, write: Callable[[], None]) -> None:
+        self.wait()
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="flatfed-writer")
+        self._pending = self._thread.submit(write)
+
+    def wait(self) -> None:
+        """Returns once everything is written; an error is raised here, each time."""
+        if self._pending is not None:
+            self._pending.result()
+            self._pending = None
+
+    def close(self) -> None:
+        """Returns once nothing is written any more; `wait` has raised the error, or another one is raised."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=True)
 
 
 def json_bytes(content: Any) -> bytes:

@@ -34,6 +34,7 @@ from flatfed.engines.client_store import ClientStore
 from flatfed.runs.checkpoint import Checkpoint, Checkpoints, FinalFiles, Manifest
 from flatfed.runs.environment import environment
 from flatfed.runs.files import (
+    BackgroundWriter,
     RunFolderError,
     json_bytes,
     module_bytes,
@@ -63,6 +64,7 @@ class RunFolder:
         self.checkpoints = Checkpoints(path / "checkpoint")
         self.lock = Lock(path / "checkpoint" / ".lock")
         self.history = HistoryFile(path / "history.jsonl")
+        self._writer = BackgroundWriter()
         self.config_path = path / "config.json"
         self.identity_path = path / "identity.json"
         self.environment_path = path / "environment.json"
@@ -230,7 +232,24 @@ class RunFolder:
         return f"the state after round {round_number} is kept in {self.path}"
 
     def save(self, state: TrainingState, clients: ClientStore) -> None:
-        self.checkpoints.save(state, clients, self.history.sync())
+        self._writer.wait()
+        pending, written = self.checkpoints.pending(state, clients), self.history.written
+
+        def write() -> None:
+            self.history.sync()
+            self.checkpoints.save(pending, written)
+
+        self._writer.start(write)
+        # Not before: what an interrupt kept from being written is still to be written.
+        clients.changed.clear()
+
+    def wait(self) -> None:
+        self._writer.wait()
+
+    def close(self) -> None:
+        """Gives the folder back once nothing writes to it any more."""
+        self._writer.close()
+        self.lock.release()
 
     def finish(self, module: nn.Module, per_client: list[dict[str, float]]) -> None:
         manifest = self.checkpoints.manifest

@@ -59,11 +59,15 @@ class HistoryFile:
         self._digest.update(line)
         self._bytes += len(line)
 
-    def sync(self) -> WrittenHistory:
-        """What there is now, safely on disk."""
+    @property
+    def written(self) -> WrittenHistory:
+        """The lines that there are now."""
+        return WrittenHistory(bytes=self._bytes, sha256=self._digest.hexdigest())
+
+    def sync(self) -> None:
+        """Returns once they are safely on disk."""
         with self.path.open("rb") as file:
             os.fsync(file.fileno())
-        return WrittenHistory(bytes=self._bytes, sha256=self._digest.hexdigest())
 
 
 def parsed(content: bytes) -> History:

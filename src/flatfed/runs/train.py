@@ -250,7 +250,7 @@ def run_engine(
             folder.finish(final, per_client)
     finally:
         if folder is not None:
-            folder.lock.release()
+            folder.close()
     plan = engine.plan
     return Run(
         model=final,

@@ -88,7 +88,11 @@ class Recorder(Protocol):
         ...
 
     def save(self, state: TrainingState, clients: ClientStore) -> None:
-        """Makes this the state from which an interrupted training goes on."""
+        """Makes this the state from which an interrupted training goes on, perhaps a little later."""
+        ...
+
+    def wait(self) -> None:
+        """Returns once what was saved is safely stored; raises what went wrong with it."""
         ...
 
     def kept(self, round_number: int) -> str:
@@ -126,9 +130,11 @@ class TrainingLoop:
             self.engine.clients.discard()
             if self._between_rounds and self._unsaved:
                 self._save()
+            self._wait()
             raise
         if self._unsaved:
             self._save()
+        self._wait()
 
     def _save_if_due(self, due: bool = False) -> None:
         self._unsaved = True
@@ -138,7 +144,14 @@ class TrainingLoop:
     def _save(self) -> None:
         if self.recorder is not None:
             self.recorder.save(self.state, self.engine.clients)
+            if self.checkpoint_every == 1:
+                # Whoever wants every round kept wants it before the next one begins.
+                self.recorder.wait()
         self._unsaved, self._saved_at = False, time.monotonic()
+
+    def _wait(self) -> None:
+        if self.recorder is not None:
+            self.recorder.wait()
 
     def _one_round(self) -> None:
         began = time.perf_counter()
