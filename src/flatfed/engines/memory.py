@@ -1,4 +1,4 @@
-"""Memory without a name that grows, and that a forked process sees as its own; what becomes of freed memory."""
+"""Memory without a name that grows, shared with forked processes; what becomes of freed memory."""
 
 import ctypes
 import mmap
