@@ -22,8 +22,7 @@ def keep_freed_memory() -> None:
 
     Every step takes and frees the same few blocks; new pages for them take up to a third of a step.
     """
-    library = ctypes.CDLL(None) if os.name == "posix" else None
-    if not hasattr(library, "mallopt"):
+    if os.name != "posix" or not hasattr(library := ctypes.CDLL(None), "mallopt"):
         return
     library.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
     # Without this a thread's heap is given back when it is empty.
