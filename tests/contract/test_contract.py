@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import flatfed as ff
 from flatfed.core.algorithm import short_names
 from flatfed.core.state import Dimensions, Vector, initial_state
-from flatfed.data.federation import ClientData
+from flatfed.data.pool import ClientData
 from flatfed.data.samples import Samples
 from flatfed.engines import chunks, threads
 from flatfed.runs import environment as record

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from flatfed import Federation, FlatfedError
-from flatfed.data.federation import stacked_batches
+from flatfed.data.pool import stacked_batches
 
 
 def samples(count: int, start: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -14,7 +14,8 @@ from flatfed.core import random
 from flatfed.core.errors import FlatfedError
 from flatfed.core.sampling import cohort
 from flatfed.core.types import Count
-from flatfed.data.federation import Federation, LoadedFederation, Pool, PooledFederation
+from flatfed.data.federation import Federation, LoadedFederation, PooledFederation
+from flatfed.data.pool import Pool
 from flatfed.data.samples import Samples
 from flatfed.diagnostics import figures
 from flatfed.diagnostics.local_stability import evenly_spaced

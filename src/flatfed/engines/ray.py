@@ -31,7 +31,8 @@ from flatfed.core.aggregate import Aggregate
 from flatfed.core.errors import FlatfedError, first_line
 from flatfed.core.rounds import Broadcast
 from flatfed.core.state import State
-from flatfed.data.federation import ClientData, Federation, PooledFederation
+from flatfed.data.federation import Federation, PooledFederation
+from flatfed.data.pool import ClientData
 from flatfed.data.samples import Samples
 from flatfed.engines.chunks import chunks
 from flatfed.engines.client_store import ClientStore

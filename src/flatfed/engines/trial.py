@@ -41,7 +41,8 @@ from flatfed.core.tree import (
     sample_bytes,
     versions,
 )
-from flatfed.data.federation import ClientData, Federation, LoadedFederation
+from flatfed.data.federation import Federation, LoadedFederation
+from flatfed.data.pool import ClientData
 
 MOST_STEPS = 10**6
 """Of one client in one round; every one of them is drawn and kept."""

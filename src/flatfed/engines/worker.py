@@ -22,7 +22,8 @@ from flatfed.core.rounds import Broadcast, ClientResult, client_round, encode_up
 from flatfed.core.sampling import batches
 from flatfed.core.state import State
 from flatfed.core.tree import Tree, call, first_leaf, map_tree, sample_bytes, stacked
-from flatfed.data.federation import ClientData, Federation, stacked_batches
+from flatfed.data.federation import Federation
+from flatfed.data.pool import ClientData, stacked_batches
 from flatfed.data.samples import Samples
 from flatfed.data.transform import Transform
 from flatfed.engines.metrics import Measured, is_streaming, named_errors, one_number

@@ -55,9 +55,10 @@ from flatfed.core.types import Count, SomeShare
 from flatfed.data.client_tests import matching_rows, own_rows
 from flatfed.data.datasets import DATASETS, TrainTest
 from flatfed.data.datasets.subset import check_share, subset
-from flatfed.data.federation import Federation, Pool, PooledFederation
+from flatfed.data.federation import Federation, PooledFederation
 from flatfed.data.partition import PARTITIONS, Natural, Partition
 from flatfed.data.partition.base import Indices
+from flatfed.data.pool import Pool
 from flatfed.engines.execution import Execution
 from flatfed.models import MODELS
 from flatfed.training import own_task

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flatfed.data.federation import ClientData, Federation
+from flatfed.data.federation import Federation
+from flatfed.data.pool import ClientData
 from flatfed.data.samples import Samples
 from flatfed.engines.worker import Snapshot
 
