@@ -11,7 +11,7 @@ Deviations: clients descend by plain gradient steps, as everywhere here, where t
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.types import Count, NonNegative, Positive
-from flatfed.parts import FineTune, TrajectoryMatching
+from flatfed.parts import FineTune, TrajectoryMatching, ranges
 
 
 @register
@@ -25,7 +25,7 @@ def dynafed(
     inner_rate: Positive = 0.04,
     inner_rate_rate: NonNegative = 1e-5,
     epochs: Count = 20,
-    fine_tuning_rate: Positive = 1e-4,
+    fine_tuning_rate: ranges.FineTuningRate = 1e-4,
     augment: bool = True,
 ) -> Algorithm:
     matching = TrajectoryMatching(

@@ -17,7 +17,7 @@ from flatfed.algorithms.dynafed import dynafed
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.types import Count, NonNegative, Positive
-from flatfed.parts import FineTune
+from flatfed.parts import FineTune, ranges
 
 
 @register
@@ -31,7 +31,7 @@ def dynafed_syn_only(
     inner_rate: Positive = 0.04,
     inner_rate_rate: NonNegative = 1e-5,
     epochs: Count = 20,
-    fine_tuning_rate: Positive = 1e-4,
+    fine_tuning_rate: ranges.FineTuningRate = 1e-4,
     augment: bool = True,
 ) -> Algorithm:
     matching = (models, samples_per_class, iterations, steps, span, sample_rate, inner_rate, inner_rate_rate)

@@ -12,12 +12,11 @@ epoch, which is not done here.
 
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
-from flatfed.core.types import Decay, NonNegative
-from flatfed.parts import LookAhead, Momentum, Proximal
+from flatfed.parts import LookAhead, Momentum, Proximal, ranges
 
 
 @register
-def fedacg(lookahead: Decay = 0.85, proximal_weight: NonNegative = 2e-3) -> Algorithm:
+def fedacg(lookahead: ranges.Momentum = 0.85, proximal_weight: ranges.ProximalWeight = 2e-3) -> Algorithm:
     return Algorithm(
         start=LookAhead(lookahead), correct=Proximal(proximal_weight), server=Momentum(lookahead)
     )

@@ -12,12 +12,12 @@ Deviations: τ stands outside the root, as in the original; FedSAGD's appendix p
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.types import Decay, Positive, Share
-from flatfed.parts import Adam
+from flatfed.parts import Adam, ranges
 
 
 @register
 def fedadam(
-    server_rate: Positive = 0.1,
+    server_rate: ranges.AdaptiveServerRate = 0.1,
     first_decay: Decay = 0.9,
     second_decay: Share = 0.99,
     stability: Positive = 1e-3,

@@ -21,13 +21,13 @@ those of a transformer's Hessian; here, as in code, they are tensors.
 
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
-from flatfed.core.types import Decay, NonNegative, Positive
-from flatfed.parts import AdamW, GlobalMomentum
+from flatfed.core.types import Decay, Positive
+from flatfed.parts import AdamW, GlobalMomentum, ranges
 
 
 @register
 def fedadamw(
-    global_weight: NonNegative = 0.5, beta1: Decay = 0.9, beta2: Decay = 0.999, eps: Positive = 1e-8
+    global_weight: ranges.AddedMomentum = 0.5, beta1: Decay = 0.9, beta2: Decay = 0.999, eps: Positive = 1e-8
 ) -> Algorithm:
     return Algorithm(
         optimizer=AdamW(beta1, beta2, eps, state="blocks"), correct=GlobalMomentum(1.0, global_weight)

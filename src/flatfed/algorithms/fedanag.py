@@ -12,12 +12,11 @@ Deviations: none; released code keeps −m.
 
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
-from flatfed.core.types import Decay, Positive
-from flatfed.parts import Average, GlobalMomentum
+from flatfed.parts import Average, GlobalMomentum, ranges
 
 
 @register
-def fedanag(momentum_decay: Decay = 0.9, server_rate: Positive = 1.0) -> Algorithm:
+def fedanag(momentum_decay: ranges.Momentum = 0.9, server_rate: ranges.ServerRate = 1.0) -> Algorithm:
     momentum = GlobalMomentum(
         gradient_weight=1 + momentum_decay,
         momentum_weight=momentum_decay**2,

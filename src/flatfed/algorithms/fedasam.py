@@ -13,16 +13,16 @@ the server is not included.
 
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
-from flatfed.core.types import NonNegative, Positive
-from flatfed.parts import AdaptiveSharpnessAware, Average
+from flatfed.core.types import NonNegative
+from flatfed.parts import AdaptiveSharpnessAware, Average, ranges
 
 
 @register
 def fedasam(
-    radius: NonNegative = 0.7,
+    radius: ranges.Radius = 0.7,
     offset: NonNegative = 0.2,
     scale_norms: bool = True,
-    server_rate: Positive = 1.0,
+    server_rate: ranges.ServerRate = 1.0,
 ) -> Algorithm:
     return Algorithm(
         gradient=AdaptiveSharpnessAware(radius, offset, scale_norms), server=Average(server_rate)

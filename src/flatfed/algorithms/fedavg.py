@@ -9,10 +9,9 @@ Deviations: the mean over participants is uniform unless weighting by sample cou
 
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
-from flatfed.core.types import Positive
-from flatfed.parts import Average
+from flatfed.parts import Average, ranges
 
 
 @register
-def fedavg(server_rate: Positive = 1.0) -> Algorithm:
+def fedavg(server_rate: ranges.ServerRate = 1.0) -> Algorithm:
     return Algorithm(server=Average(server_rate))

@@ -10,10 +10,9 @@ Deviations: none.
 
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
-from flatfed.core.types import Decay, Positive
-from flatfed.parts import Momentum
+from flatfed.parts import Momentum, ranges
 
 
 @register
-def fedavgm(momentum_decay: Decay = 0.9, server_rate: Positive = 1.0) -> Algorithm:
+def fedavgm(momentum_decay: ranges.Momentum = 0.9, server_rate: ranges.ServerRate = 1.0) -> Algorithm:
     return Algorithm(server=Momentum(momentum_decay, server_rate))

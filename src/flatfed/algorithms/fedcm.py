@@ -15,14 +15,13 @@ from typing import Literal
 
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
-from flatfed.core.types import Positive, Share
-from flatfed.parts import Average, GlobalMomentum
+from flatfed.parts import Average, GlobalMomentum, ranges
 
 
 @register
 def fedcm(
-    fresh_weight: Share = 0.1,
-    server_rate: Positive = 1.0,
+    fresh_weight: ranges.FreshWeight = 0.1,
+    server_rate: ranges.ServerRate = 1.0,
     units: Literal["model", "gradient"] = "model",
 ) -> Algorithm:
     return Algorithm(

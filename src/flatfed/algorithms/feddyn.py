@@ -14,10 +14,9 @@ divides it by the client's relative number of samples.
 
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
-from flatfed.core.types import NonNegative
-from flatfed.parts import DynamicRegulariser
+from flatfed.parts import DynamicRegulariser, ranges
 
 
 @register
-def feddyn(regularisation: NonNegative = 0.01) -> Algorithm:
+def feddyn(regularisation: ranges.RegulariserWeight = 0.01) -> Algorithm:
     return Algorithm(correct=DynamicRegulariser(regularisation))

@@ -16,10 +16,10 @@ it.
 
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
-from flatfed.core.types import NonNegative, PositiveShare
-from flatfed.parts import Extrapolate
+from flatfed.core.types import PositiveShare
+from flatfed.parts import Extrapolate, ranges
 
 
 @register
-def fedexp(stability: NonNegative = 1e-3, stability_decay: PositiveShare = 1.0) -> Algorithm:
+def fedexp(stability: ranges.Stability = 1e-3, stability_decay: PositiveShare = 1.0) -> Algorithm:
     return Algorithm(server=Extrapolate(stability, stability_decay))

@@ -12,10 +12,9 @@ carries no gradient, and the method is FedSAM.
 
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
-from flatfed.core.types import NonNegative, Positive
-from flatfed.parts import Average, ControlVariate, SharpnessAware
+from flatfed.parts import Average, ControlVariate, SharpnessAware, ranges
 
 
 @register
-def fedgamma(radius: NonNegative = 0.01, server_rate: Positive = 1.0) -> Algorithm:
+def fedgamma(radius: ranges.Radius = 0.01, server_rate: ranges.ServerRate = 1.0) -> Algorithm:
     return Algorithm(gradient=SharpnessAware(radius), correct=ControlVariate(), server=Average(server_rate))

@@ -21,12 +21,14 @@ every round. x is evaluated, not x̃.
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.types import NonNegative
-from flatfed.parts import DynamicRegulariser, PerturbedStart, SharpnessAware
+from flatfed.parts import DynamicRegulariser, PerturbedStart, SharpnessAware, ranges
 
 
 @register
 def fedgloss(
-    server_radius: NonNegative = 0.15, radius: NonNegative = 0.15, regularisation: NonNegative = 0.1
+    server_radius: NonNegative = 0.15,
+    radius: ranges.Radius = 0.15,
+    regularisation: ranges.RegulariserWeight = 0.1,
 ) -> Algorithm:
     return Algorithm(
         start=PerturbedStart(server_radius),

@@ -16,14 +16,13 @@ from typing import Literal
 
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
-from flatfed.core.types import NonNegative, Positive
-from flatfed.parts import Average, LastModel
+from flatfed.parts import Average, LastModel, ranges
 
 
 @register
 def fedlesam(
-    radius: NonNegative = 0.1,
+    radius: ranges.Radius = 0.1,
     memory: Literal["client", "server"] = "client",
-    server_rate: Positive = 1.0,
+    server_rate: ranges.ServerRate = 1.0,
 ) -> Algorithm:
     return Algorithm(gradient=LastModel(radius, memory), server=Average(server_rate))

@@ -13,14 +13,13 @@ from typing import Literal
 
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
-from flatfed.core.types import NonNegative
-from flatfed.parts import DynamicRegulariser, LastModel
+from flatfed.parts import DynamicRegulariser, LastModel, ranges
 
 
 @register
 def fedlesam_d(
-    radius: NonNegative = 0.1,
-    regularisation: NonNegative = 0.1,
+    radius: ranges.Radius = 0.1,
+    regularisation: ranges.RegulariserWeight = 0.1,
     memory: Literal["client", "server"] = "client",
 ) -> Algorithm:
     return Algorithm(gradient=LastModel(radius, memory), correct=DynamicRegulariser(regularisation))

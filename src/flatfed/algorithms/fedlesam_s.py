@@ -14,12 +14,12 @@ from typing import Literal
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.types import NonNegative
-from flatfed.parts import ControlVariate, LastModel
+from flatfed.parts import ControlVariate, LastModel, ranges
 
 
 @register
 def fedlesam_s(
-    radius: NonNegative = 0.1,
+    radius: ranges.Radius = 0.1,
     memory: Literal["client", "server"] = "client",
     control_weight: NonNegative = 1.0,
 ) -> Algorithm:

@@ -16,12 +16,13 @@ from typing import Literal
 
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
-from flatfed.core.types import Decay, Positive
-from flatfed.parts import Average, LocalMomentum
+from flatfed.parts import Average, LocalMomentum, ranges
 
 
 @register
-def fedlnag(momentum_decay: Decay = 0.9, communicate: bool = True, server_rate: Positive = 1.0) -> Algorithm:
+def fedlnag(
+    momentum_decay: ranges.Momentum = 0.9, communicate: bool = True, server_rate: ranges.ServerRate = 1.0
+) -> Algorithm:
     state: Literal["averaged", "reset"] = "averaged" if communicate else "reset"
     momentum = LocalMomentum(momentum_decay, nesterov=True, state=state)
     return Algorithm(optimizer=momentum, server=Average(server_rate))

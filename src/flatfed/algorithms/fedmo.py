@@ -15,12 +15,11 @@ from typing import Literal
 
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
-from flatfed.core.types import Share
-from flatfed.parts import MomentumControlVariate
+from flatfed.parts import MomentumControlVariate, ranges
 
 
 @register
 def fedmo(
-    momentum_rate: Share = 0.2, option: Literal["I", "II"] = "II", warm_start: bool = False
+    momentum_rate: ranges.FreshWeight = 0.2, option: Literal["I", "II"] = "II", warm_start: bool = False
 ) -> Algorithm:
     return Algorithm(correct=MomentumControlVariate(option, rate=momentum_rate, warm_start=warm_start))

@@ -17,15 +17,15 @@ from typing import Literal
 
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
-from flatfed.core.types import NonNegative, Positive, Share
-from flatfed.parts import Average, LinearDecay, MomentumControlVariate
+from flatfed.core.types import NonNegative
+from flatfed.parts import Average, LinearDecay, MomentumControlVariate, ranges
 
 
 @register
 def fedmoswa(
     final_rate: NonNegative = 0.1,
-    server_rate: Positive = 1.5,
-    momentum_rate: Share = 0.2,
+    server_rate: ranges.ServerRate = 1.5,
+    momentum_rate: ranges.FreshWeight = 0.2,
     option: Literal["I", "II"] = "II",
     warm_start: bool = False,
 ) -> Algorithm:

@@ -22,12 +22,14 @@ flattened before s is taken (there s is 1 for them).
 
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
-from flatfed.core.types import Decay, Positive, Share
-from flatfed.parts import GlobalMomentum, Muon
+from flatfed.core.types import Decay, Positive
+from flatfed.parts import GlobalMomentum, Muon, ranges
 
 
 @register
-def fedmuon(global_weight: Share = 0.5, momentum: Decay = 0.98, ratio: Positive = 1.0) -> Algorithm:
+def fedmuon(
+    global_weight: ranges.MomentumWeight = 0.5, momentum: Decay = 0.98, ratio: Positive = 1.0
+) -> Algorithm:
     return Algorithm(
         optimizer=Muon(momentum, ratio=ratio, state="averaged"),
         correct=GlobalMomentum(1 - global_weight, global_weight),

@@ -16,10 +16,9 @@ Clients use the m of the round before.
 
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
-from flatfed.core.types import Decay, NonNegative
-from flatfed.parts import AlongMomentum, Momentum
+from flatfed.parts import AlongMomentum, Momentum, ranges
 
 
 @register
-def fednsam(lookahead: Decay = 0.85, radius: NonNegative = 0.1) -> Algorithm:
+def fednsam(lookahead: ranges.Momentum = 0.85, radius: ranges.Radius = 0.1) -> Algorithm:
     return Algorithm(gradient=AlongMomentum(radius, lookahead), server=Momentum(lookahead))

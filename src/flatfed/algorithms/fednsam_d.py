@@ -15,14 +15,14 @@ Deviations: the paper names this variant without printing its formulas. h stays 
 
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
-from flatfed.core.types import Decay, NonNegative
-from flatfed.parts import AlongMomentum, DynamicRegulariser, Momentum
+from flatfed.core.types import NonNegative
+from flatfed.parts import AlongMomentum, DynamicRegulariser, Momentum, ranges
 
 
 @register
 def fednsam_d(
-    lookahead: Decay = 0.85,
-    radius: NonNegative = 0.1,
+    lookahead: ranges.Momentum = 0.85,
+    radius: ranges.Radius = 0.1,
     regularisation: NonNegative = 0.1,
     dual_in_momentum: bool = False,
 ) -> Algorithm:

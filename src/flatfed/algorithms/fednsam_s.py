@@ -14,12 +14,11 @@ Deviations: the paper names this variant without printing its formulas; this is 
 
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
-from flatfed.core.types import Decay, NonNegative
-from flatfed.parts import AlongMomentum, ControlVariate, Momentum
+from flatfed.parts import AlongMomentum, ControlVariate, Momentum, ranges
 
 
 @register
-def fednsam_s(lookahead: Decay = 0.85, radius: NonNegative = 0.1) -> Algorithm:
+def fednsam_s(lookahead: ranges.Momentum = 0.85, radius: ranges.Radius = 0.1) -> Algorithm:
     return Algorithm(
         gradient=AlongMomentum(radius, lookahead),
         correct=ControlVariate(),

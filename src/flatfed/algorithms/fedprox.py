@@ -9,10 +9,9 @@ Deviations: none.
 
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
-from flatfed.core.types import NonNegative
-from flatfed.parts import Proximal
+from flatfed.parts import Proximal, ranges
 
 
 @register
-def fedprox(proximal_weight: NonNegative = 0.01) -> Algorithm:
+def fedprox(proximal_weight: ranges.ProximalWeight = 0.01) -> Algorithm:
     return Algorithm(correct=Proximal(proximal_weight))

@@ -18,12 +18,12 @@ from typing import Literal
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.types import NonNegative
-from flatfed.parts import ShiftedInputs
+from flatfed.parts import ShiftedInputs, ranges
 
 
 @register
 def fedrobust(
-    scale_rate: NonNegative = 0.05,
+    scale_rate: ranges.InputRate = 0.05,
     offset_rate: NonNegative = 1.25,
     scale_penalty: NonNegative = 2.0,
     offset_penalty: NonNegative = 0.08,

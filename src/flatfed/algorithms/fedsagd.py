@@ -18,14 +18,14 @@ Bounds on stability assume ‖v‖ ≤ Θ, the longest gradient, as the paper do
 
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
-from flatfed.core.types import Decay, NonNegative, Positive
-from flatfed.parts import Average, GlobalMomentum, HybridProximal
+from flatfed.core.types import NonNegative, Positive
+from flatfed.parts import Average, GlobalMomentum, HybridProximal, ranges
 
 
 @register
 def fedsagd(
-    momentum_decay: Decay = 0.9,
-    proximal_weight: NonNegative = 0.01,
+    momentum_decay: ranges.Momentum = 0.9,
+    proximal_weight: ranges.ProximalWeight = 0.01,
     decay_weight: NonNegative = 0.001,
     server_rate: Positive = 1.0,
 ) -> Algorithm:

@@ -13,10 +13,9 @@ one equation prints ‖ε‖² ≤ ρ.
 
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
-from flatfed.core.types import NonNegative, Positive
-from flatfed.parts import Average, SharpnessAware
+from flatfed.parts import Average, SharpnessAware, ranges
 
 
 @register
-def fedsam(radius: NonNegative = 0.5, server_rate: Positive = 1.0) -> Algorithm:
+def fedsam(radius: ranges.Radius = 0.5, server_rate: ranges.ServerRate = 1.0) -> Algorithm:
     return Algorithm(gradient=SharpnessAware(radius), server=Average(server_rate))

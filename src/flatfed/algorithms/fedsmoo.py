@@ -15,14 +15,13 @@ from typing import Literal
 
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
-from flatfed.core.types import NonNegative
-from flatfed.parts import ConsensusPerturbation, DynamicRegulariser
+from flatfed.parts import ConsensusPerturbation, DynamicRegulariser, ranges
 
 
 @register
 def fedsmoo(
-    radius: NonNegative = 0.1,
-    regularisation: NonNegative = 0.1,
+    radius: ranges.Radius = 0.1,
+    regularisation: ranges.RegulariserWeight = 0.1,
     upload: Literal["residual", "dual"] = "residual",
 ) -> Algorithm:
     return Algorithm(

@@ -17,15 +17,15 @@ from typing import Literal
 
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
-from flatfed.core.types import NonNegative, Share
-from flatfed.parts import DynamicRegulariser, SharpnessAware
+from flatfed.core.types import Share
+from flatfed.parts import DynamicRegulariser, SharpnessAware, ranges
 
 
 @register
 def fedspeed(
-    radius: NonNegative = 0.1,
+    radius: ranges.Radius = 0.1,
     mix: Share = 1.0,
-    proximal_weight: NonNegative = 0.1,
+    proximal_weight: ranges.RegulariserWeight = 0.1,
     duals: Literal["participants", "server"] = "participants",
     normalize: bool = True,
 ) -> Algorithm:

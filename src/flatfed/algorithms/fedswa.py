@@ -12,10 +12,9 @@ moving average.
 
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
-from flatfed.core.types import NonNegative, Positive
-from flatfed.parts import Average, LinearDecay
+from flatfed.parts import Average, LinearDecay, ranges
 
 
 @register
-def fedswa(final_rate: NonNegative = 0.1, server_rate: Positive = 1.5) -> Algorithm:
+def fedswa(final_rate: ranges.FinalRate = 0.1, server_rate: ranges.ServerRate = 1.5) -> Algorithm:
     return Algorithm(schedule=LinearDecay(final_rate), server=Average(server_rate))

@@ -20,12 +20,12 @@ from typing import Literal
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.types import Count, NonNegative, Positive, Share
-from flatfed.parts import Average, SyntheticMix, TrajectoryMatching
+from flatfed.parts import Average, SyntheticMix, TrajectoryMatching, ranges
 
 
 @register
 def fedsynsam(
-    radius: NonNegative = 0.05,
+    radius: ranges.Radius = 0.05,
     local_weight: Share = 0.9,
     warm_rounds: Count = 30,
     samples_per_class: Count = 20,

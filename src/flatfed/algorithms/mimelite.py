@@ -10,10 +10,9 @@ Deviations: none. β weighs the old momentum; where a paper's β weighs the fres
 
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
-from flatfed.core.types import Decay
-from flatfed.parts import FullGradientMomentum
+from flatfed.parts import FullGradientMomentum, ranges
 
 
 @register
-def mimelite(momentum_decay: Decay = 0.9) -> Algorithm:
+def mimelite(momentum_decay: ranges.Momentum = 0.9) -> Algorithm:
     return Algorithm(correct=FullGradientMomentum(momentum_decay))

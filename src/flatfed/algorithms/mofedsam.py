@@ -17,14 +17,14 @@ from typing import Literal
 
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
-from flatfed.core.types import NonNegative, Positive, Share
-from flatfed.parts import Average, GlobalMomentum, SharpnessAware
+from flatfed.core.types import Positive
+from flatfed.parts import Average, GlobalMomentum, SharpnessAware, ranges
 
 
 @register
 def mofedsam(
-    radius: NonNegative = 0.5,
-    fresh_weight: Share = 0.1,
+    radius: ranges.Radius = 0.5,
+    fresh_weight: ranges.FreshWeight = 0.1,
     server_rate: Positive = 1.0,
     units: Literal["model", "gradient"] = "model",
 ) -> Algorithm:

@@ -9,7 +9,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, get_type_hints
 
 from pydantic import ConfigDict, ValidationError, validate_call
 
@@ -17,7 +17,7 @@ from flatfed import parts
 from flatfed.core.algorithm import COMMON, Algorithm, ImpossibleComposition
 from flatfed.core.errors import FlatfedError, did_you_mean, match_name, one_line, shown
 from flatfed.core.part import NEUTRAL, SLOTS, Optimizer, Part, describe_part, part_name
-from flatfed.core.types import plain
+from flatfed.core.types import Range, plain, tuned_range
 
 Options = ParamSpec("Options")
 
@@ -91,6 +91,30 @@ def facts(name: str) -> dict[str, Any]:
             for part in described
         ],
     }
+
+
+TUNED_OPTIONS = 2
+"""How many options of its own an algorithm is tuned in, beside the step size."""
+
+
+def tuned_options(algorithm: Algorithm) -> dict[tuple[str | int, ...], Range]:
+    """The options that matter, by their place in the algorithm's description, and where to seek them.
+
+    Those of a named algorithm are declared by its constructor, those of a composition by its parts.
+    """
+    description = algorithm.describe()
+    found: dict[tuple[str | int, ...], Range] = {}
+    if "name" in description:
+        hints = get_type_hints(ALGORITHMS[description["name"]], include_extras=True)
+        found = {(name,): kind for name, hint in hints.items() if (kind := tuned_range(hint))}
+    else:
+        for slot, filling in description.items():
+            several = getattr(algorithm, slot) if slot in SLOTS else ()
+            for place, part in enumerate(several if isinstance(several, tuple) else (several,)):
+                where = (slot, place) if isinstance(filling, list) else (slot,)
+                hints = get_type_hints(type(part), include_extras=True)
+                found |= {(*where, name): kind for name, hint in hints.items() if (kind := tuned_range(hint))}
+    return dict(list(found.items())[:TUNED_OPTIONS])
 
 
 def parts_by_name(slot: str) -> dict[str, type[Part]]:

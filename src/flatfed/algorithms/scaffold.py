@@ -15,10 +15,9 @@ from typing import Literal
 
 from flatfed.algorithms.registry import register
 from flatfed.core.algorithm import Algorithm
-from flatfed.core.types import Positive
-from flatfed.parts import Average, ControlVariate
+from flatfed.parts import Average, ControlVariate, ranges
 
 
 @register
-def scaffold(option: Literal["I", "II"] = "II", server_rate: Positive = 1.0) -> Algorithm:
+def scaffold(option: Literal["I", "II"] = "II", server_rate: ranges.ServerRate = 1.0) -> Algorithm:
     return Algorithm(correct=ControlVariate(option), server=Average(server_rate))

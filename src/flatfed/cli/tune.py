@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
+from flatfed.cli.halving import Subject, set_options, tune_by_halving
 from flatfed.cli.terminal import (
     RUNS,
     Assignments,
@@ -35,23 +35,24 @@ if TYPE_CHECKING:
     from flatfed.training.loop import Callback
 
 
-@dataclass(frozen=True)
-class Subject:
-    """A config to tune, and the command that runs it, to which settings can be appended."""
-
-    label: str
-    config: Mapping[str, Any]
-    command: str
-
-
 @command
 def tune(
     config: Annotated[
         Path, typer.Argument(help="A TOML file, my_task.py:make, or a paper's table, e.g. fedsagd/table2.")
     ],
     grid: Annotated[
-        list[str], typer.Option("--grid", metavar="KEY=V,V,…", help="e.g. training.lr=0.01,0.1. Repeatable.")
-    ],
+        list[str] | None,
+        typer.Option("--grid", metavar="KEY=V,V,…", help="e.g. training.lr=0.01,0.1. Repeatable."),
+    ] = None,
+    halving: Annotated[
+        bool,
+        typer.Option(
+            "--halving", help="Instead of a grid: step size and own options, the better third goes on."
+        ),
+    ] = False,
+    gradients: Annotated[
+        int | None, typer.Option(min=1, help="With --halving: of a whole run; every method gets the same.")
+    ] = None,
     trials: Annotated[
         int | None, typer.Option(min=1, help="Try only this many combinations, chosen by TPE (needs optuna).")
     ] = None,
@@ -69,7 +70,7 @@ def tune(
     from_scratch: FromScratch = False,
     runs: Root = RUNS,
 ) -> None:
-    """Try a grid of settings, stopping runs that fall behind, and print the best.
+    """Try a grid of settings, or --halving, stopping runs that fall behind, and print the best.
 
     For a paper's table, every cell that --methods and --only choose is tuned by itself.
     """
@@ -77,7 +78,19 @@ def tune(
     from flatfed.runs.tune import tune as run_trials
 
     subjects = _subjects(config, methods or [], only, assignments or [], seed, from_scratch)
-    values = parse_grid(grid)
+    if halving:
+        for option, given in (("--grid", bool(grid)), ("--choose-by", choose_by != "validation")):
+            if given:
+                raise FlatfedError(
+                    f"{option}: not with --halving, which has ranges of its own and chooses by validation"
+                )
+        if metric != "final":
+            raise FlatfedError(f"--metric {metric}: rungs of --halving are judged by their final round")
+        tune_by_halving(subjects, runs, seed, trials, gradients)
+        return
+    if gradients is not None:
+        raise FlatfedError(f"--gradients {gradients}: only with --halving; a grid's runs have their rounds")
+    values = parse_grid(grid or [])
     searches = [Search.checked(subject.config, values, metric, seed, choose_by) for subject in subjects]
     rounds = [search.rounds * min(trials or len(search.configs), len(search.configs)) for search in searches]
     with round_progress() as progress:
@@ -114,7 +127,7 @@ def _subjects(
 
     table = config.as_posix()
     if table in tables():
-        changes = _set_options(assignments) + (" --from-scratch" if from_scratch else "")
+        changes = set_options(assignments) + (" --from-scratch" if from_scratch else "")
         return [
             Subject(
                 f"{cell.label} ({cell.title})",
@@ -127,12 +140,8 @@ def _subjects(
     if methods or only is not None:
         raise FlatfedError(f"{config}: --methods and --only choose cells of a paper's table, not of a file")
     values = Config.read(config, assignments).model_dump(exclude_unset=True)
-    changes = _set_options([*assignments, *([] if seed is None else [f"training.seed={seed}"])])
+    changes = set_options([*assignments, *([] if seed is None else [f"training.seed={seed}"])])
     return [Subject(config.stem, values, f"flatfed run {shlex.quote(str(config))}{changes}")]
-
-
-def _set_options(assignments: Sequence[str]) -> str:
-    return "".join(f" --set {shlex.quote(assignment)}" for assignment in assignments)
 
 
 def _print_trials(trials: Sequence[Trial], search: Search, title: str) -> None:
@@ -159,7 +168,7 @@ def _print_best(
     subjects: Sequence[Subject], results: Sequence[Sequence[Trial]], damaged: int, search: Search
 ) -> None:
     lines = [
-        subject.command + _set_options(trials[0].assignments)
+        subject.command + set_options(trials[0].assignments)
         for subject, trials in zip(subjects, results, strict=True)
         if trials and trials[0].state == "complete"
     ]

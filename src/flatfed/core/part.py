@@ -27,6 +27,7 @@ from flatfed.core.context import (
 from flatfed.core.errors import FlatfedError, one_line
 from flatfed.core.flat import all_finite
 from flatfed.core.state import Reads, Size, State, Vector, Vectors
+from flatfed.core.types import Range
 
 
 def identity(upload: Tensor) -> Tensor:
@@ -251,6 +252,8 @@ class Optimizer(Correction):
     slot = "optimizer"
     decays_gradient: ClassVar[bool] = False
     """Whether weight decay belongs to the gradient that it accumulates, and not to the step."""
+    step_sizes: ClassVar[Range] = Range(0.003, 1.0)
+    """Where the step size η is sought when it is tuned."""
 
 
 class Schedule(Part):

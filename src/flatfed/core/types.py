@@ -1,7 +1,8 @@
 """Numbers with a range, checked wherever a user can write one."""
 
 import math
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BeforeValidator, Field
@@ -43,3 +44,38 @@ SomeShare = Annotated[Real, Field(gt=0, lt=1)]
 Whole = Annotated[int, BeforeValidator(plain), Field(strict=True, lt=2**63)]
 Count = Annotated[Whole, Field(ge=1)]
 Seed = Annotated[Whole, Field(ge=0)]
+
+
+@dataclass(frozen=True)
+class Range:
+    """Beside an option's type: where its value is sought when it is tuned, and on which scale.
+
+    "decay" is for momenta: logarithmic in 1 − value, so that 0.9 and 0.99 are as far apart as 0 and 0.9.
+    """
+
+    low: float
+    high: float
+    scale: Literal["linear", "log", "decay"] = "log"
+
+    def value(self, share: float) -> float:
+        """The value at a share of the range, in three digits, which a person can read and write again."""
+        if self.scale == "linear":
+            return float(f"{self.low + share * (self.high - self.low):.3g}")
+        if self.scale == "log":
+            return float(f"{self.low * (self.high / self.low) ** share:.3g}")
+        rest = float(f"{(1 - self.low) * ((1 - self.high) / (1 - self.low)) ** share:.3g}")
+        return float(f"{1 - rest:.6g}")
+
+    def share(self, value: float) -> float:
+        """Where a value lies: from 0 to 1, which values outside are cut to."""
+        inside = min(max(value, self.low), self.high)
+        if self.scale == "linear":
+            return (inside - self.low) / (self.high - self.low)
+        if self.scale == "log":
+            return math.log(inside / self.low) / math.log(self.high / self.low)
+        return math.log((1 - inside) / (1 - self.low)) / math.log((1 - self.high) / (1 - self.low))
+
+
+def tuned_range(annotation: Any) -> Range | None:
+    """The range that an annotated type carries, if it does."""
+    return next((item for item in getattr(annotation, "__metadata__", ()) if isinstance(item, Range)), None)

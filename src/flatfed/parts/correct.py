@@ -8,14 +8,15 @@ from torch import Tensor
 from flatfed.core.context import Affine, Carry, ClientContext, Finish, MergeContext
 from flatfed.core.part import Correction, StepBound, Upload
 from flatfed.core.state import State, Vector, Vectors
-from flatfed.core.types import Decay, NonNegative, Real, Share
+from flatfed.core.types import NonNegative, Real
+from flatfed.parts import ranges
 
 
 @dataclass(frozen=True)
 class Proximal(Correction):
     """d + μ (y − x): a pull towards the point where the round began."""
 
-    weight: NonNegative
+    weight: ranges.ProximalWeight
 
     def affine(self, context: ClientContext, carry: Carry) -> Affine:
         return Affine(spring=self.weight)
@@ -29,7 +30,7 @@ class Proximal(Correction):
 class HybridProximal(Correction):
     """d + λ (y − x) + μ y: a pull towards the received model and one towards zero."""
 
-    weight: NonNegative
+    weight: ranges.ProximalWeight
     decay: NonNegative
 
     def affine(self, context: ClientContext, carry: Carry) -> Affine:
@@ -99,7 +100,7 @@ class MomentumControlVariate(_Controlled):
     `warm_start` uses rate 1 in the first round, as the authors' code does.
     """
 
-    rate: Share = 0.2
+    rate: ranges.FreshWeight = 0.2
     warm_start: bool = False
 
     def reference(self, context: ClientContext) -> Tensor:
@@ -118,7 +119,7 @@ class DynamicRegulariser(Correction):
     `duals="participants"`: each participant uploads Δ_i + h_i instead, and no h is kept (FedSpeed).
     """
 
-    weight: NonNegative
+    weight: ranges.RegulariserWeight
     duals: Literal["server", "participants"] = "server"
 
     @property
@@ -204,7 +205,7 @@ class GlobalMomentum(Correction):
 class FullGradientMomentum(Correction):
     """d ← (1−β) d + β m with m frozen during the round; m ← (1−β) mean ∇F_i(x) + β m (MimeLite)."""
 
-    decay: Decay
+    decay: ranges.Momentum
 
     server_vectors = (Vector("momentum_gradient", broadcast=True),)
     uploads = (Upload("full_gradient"),)

@@ -16,7 +16,8 @@ from flatfed.core.context import Carry, ClientContext, Finish, MergeContext, Ste
 from flatfed.core.flat import Entry
 from flatfed.core.part import Optimizer, StepBound, Upload
 from flatfed.core.state import State, Vector, Vectors
-from flatfed.core.types import Decay, Positive
+from flatfed.core.types import Decay, Positive, Range
+from flatfed.parts import ranges
 
 Keeping = Literal["reset", "kept", "averaged"]
 
@@ -73,7 +74,7 @@ class LocalMomentum(RememberingOptimizer):
     As in torch's SGD, weight decay is part of the gradients that u accumulates.
     """
 
-    decay: Decay = 0.9
+    decay: ranges.Momentum = 0.9
     nesterov: bool = False
     state: Keeping = "reset"
 
@@ -128,6 +129,7 @@ class AdamW(RememberingOptimizer):
     state: Literal["reset", "kept", "averaged", "blocks"] = "reset"
 
     label = "adamw"
+    step_sizes = Range(1e-4, 0.03)
 
     @property
     def memory(self) -> tuple[Vector, ...]:
@@ -186,6 +188,7 @@ class Muon(RememberingOptimizer):
     state: Keeping = "reset"
 
     memory = (Vector("momentum"),)
+    step_sizes = Range(1e-3, 0.1)
 
     def begin(self, context: ClientContext) -> Carry:
         zeros, entries = torch.zeros_like(context.displacement), context.layout.entries

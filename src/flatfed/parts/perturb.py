@@ -11,6 +11,7 @@ from flatfed.core.flat import divisor, unit
 from flatfed.core.part import Gradient, StepBound, Upload
 from flatfed.core.state import Reads, State, Vector, Vectors
 from flatfed.core.types import NonNegative, Share
+from flatfed.parts import ranges
 from flatfed.parts.server import Momentum
 
 
@@ -24,7 +25,7 @@ class PerturbedGradient(Gradient):
 class SharpnessAware(PerturbedGradient):
     """g(y + ε) with ε = ρ g(y)/‖g(y)‖; `mix` < 1 blends it with g(y), as FedSpeed does."""
 
-    radius: NonNegative
+    radius: ranges.Radius
     mix: Share = 1.0
     normalize: bool = True
 
@@ -47,7 +48,7 @@ class AdaptiveSharpnessAware(PerturbedGradient):
     `scale_norms=False` leaves out those with fewer than two dimensions.
     """
 
-    radius: NonNegative
+    radius: ranges.Radius
     offset: NonNegative = 0.2
     scale_norms: bool = True
 
@@ -75,7 +76,7 @@ class LastModel(PerturbedGradient):
     global model of the round before (`memory="server"`); δ = 0 when there is none.
     """
 
-    radius: NonNegative
+    radius: ranges.Radius
     memory: Literal["client", "server"] = "client"
 
     @property
@@ -106,7 +107,7 @@ class AlongMomentum(PerturbedGradient):
     The shift is the same for all steps and all clients of a round.
     """
 
-    radius: NonNegative
+    radius: ranges.Radius
     lookahead: Share = 0.0
 
     reads = (Reads(Momentum, "momentum", broadcast=True),)
@@ -124,7 +125,7 @@ class ConsensusPerturbation(PerturbedGradient):
     the last step (`upload="residual"`) or μ_i alone (`upload="dual"`); s ← ρ u(mean upload).
     """
 
-    radius: NonNegative
+    radius: ranges.Radius
     upload: Literal["residual", "dual"] = "residual"
 
     evaluations = 2
@@ -162,7 +163,7 @@ class ShiftedInputs(Gradient):
     "diagonal", or one factor and one offset per "channel". Λ is stored as Λ − I.
     """
 
-    scale_rate: NonNegative
+    scale_rate: ranges.InputRate
     offset_rate: NonNegative
     scale_penalty: NonNegative
     offset_penalty: NonNegative

@@ -3,14 +3,14 @@
 from pydantic.dataclasses import dataclass
 
 from flatfed.core.part import Schedule, StepBound
-from flatfed.core.types import NonNegative
+from flatfed.parts import ranges
 
 
 @dataclass(frozen=True)
 class LinearDecay(Schedule):
     """η_k = η [(1 − k/K) + ρ k/K]: from η towards ρη, starting again every round."""
 
-    final: NonNegative
+    final: ranges.FinalRate
 
     step_bound = StepBound()
 

@@ -12,7 +12,8 @@ from flatfed.core.context import MergeContext
 from flatfed.core.errors import FlatfedError
 from flatfed.core.part import Server, StepBound, Upload, plus_shift, squared_norm
 from flatfed.core.state import State, Vector, Vectors
-from flatfed.core.types import LARGEST, Decay, NonNegative, Positive, PositiveShare, Share
+from flatfed.core.types import LARGEST, Decay, Positive, PositiveShare, Share
+from flatfed.parts import ranges
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Average(Server):
     With `units="gradient"` Δ̄ is divided by Σ η_k first, so that the rate is a step size of the server's own.
     """
 
-    rate: Positive = 1.0
+    rate: ranges.ServerRate = 1.0
     units: Literal["model", "gradient"] = "model"
 
     @property
@@ -42,8 +43,8 @@ class Average(Server):
 class Momentum(Server):
     """m ← β m + Δ̄, x ← x + rate · m. `absorb_shift` feeds the shift into m instead of adding it after."""
 
-    decay: Decay
-    rate: Positive = 1.0
+    decay: ranges.Momentum
+    rate: ranges.ServerRate = 1.0
     absorb_shift: bool = False
 
     server_vectors = (Vector("momentum"),)
@@ -65,7 +66,7 @@ class Momentum(Server):
 class Adam(Server):
     """m ← β₁ m + (1−β₁) Δ̄, v ← β₂ v + (1−β₂) Δ̄², x ← x + rate · m/(√v + τ); v starts at τ²."""
 
-    rate: Positive
+    rate: ranges.AdaptiveServerRate
     first_decay: Decay = 0.9
     second_decay: Share = 0.99
     stability: Positive = 1e-3
@@ -100,7 +101,7 @@ class Adam(Server):
 class Extrapolate(Server):
     """x + η_g Δ̄ with η_g = max(1, mean ‖Δ_i‖² / (2 (‖Δ̄‖² + ε))); ε shrinks by `stability_decay` a round."""
 
-    stability: NonNegative
+    stability: ranges.Stability
     stability_decay: PositiveShare = 1.0
 
     reads_displacement = True

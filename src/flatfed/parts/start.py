@@ -7,7 +7,8 @@ from flatfed.core.context import MergeContext
 from flatfed.core.flat import unit
 from flatfed.core.part import Start, StepBound
 from flatfed.core.state import Reads, State, Vector, Vectors
-from flatfed.core.types import NonNegative, Share
+from flatfed.core.types import Share
+from flatfed.parts import ranges
 from flatfed.parts.server import Momentum
 
 
@@ -28,7 +29,7 @@ class LookAhead(Start):
 class PerturbedStart(Start):
     """x̃ = x − ρ u(Δ̄) with the Δ̄ of the round before: against the way the model came, so uphill."""
 
-    radius: NonNegative
+    radius: ranges.Radius
 
     server_vectors = (Vector("last_displacement"),)
     step_bound = StepBound()

@@ -24,6 +24,7 @@ from flatfed.core.flat import all_finite, divisor
 from flatfed.core.part import Server, ServerTask, StepBound, Synthetic, plus_shift
 from flatfed.core.state import Dimensions, Reads, Size, State, Vector, Vectors
 from flatfed.core.types import Count, Decay, NonNegative, Positive, Share
+from flatfed.parts import ranges
 from flatfed.parts.augment import augmented
 from flatfed.parts.perturb import PerturbedGradient
 
@@ -252,7 +253,7 @@ class SyntheticMix(PerturbedGradient):
     Each step takes the next `batch` synthetic samples, in a circle that goes on from round to round.
     """
 
-    radius: NonNegative
+    radius: ranges.Radius
     local_weight: Share = 0.9
     batch: Count = 128
 
@@ -289,7 +290,7 @@ class FineTune(Server, ServerTask):
     """
 
     epochs: Count = 20
-    rate: Positive = 1e-4
+    rate: ranges.FineTuningRate = 1e-4
     batch: Count = 256
     augment: bool = True
     aggregate: bool = True

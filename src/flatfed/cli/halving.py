@@ -1,0 +1,138 @@
+"""Tuning by resuming runs: `flatfed tune --halving`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from flatfed.cli.terminal import Watcher, check_damage, console, round_progress, say, tell
+from flatfed.core.errors import DivergedError, printable
+
+if TYPE_CHECKING:
+    from flatfed.runs.halving import Candidate, Tuned, Tuning
+    from flatfed.training.loop import Callback
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A config to tune, and the command that runs it, to which settings can be appended."""
+
+    label: str
+    config: Mapping[str, Any]
+    command: str
+
+
+def set_options(assignments: Sequence[str]) -> str:
+    return "".join(f" --set {shlex.quote(assignment)}" for assignment in assignments)
+
+
+def tune_by_halving(
+    subjects: Sequence[Subject],
+    runs: Path,
+    seed: int | None,
+    configurations: int | None,
+    gradients: int | None,
+) -> None:
+    """Tunes every subject with the same number of configurations and gradients, and prints the best."""
+    from flatfed.runs.halving import Halving, Method, Tuning
+    from flatfed.runs.setting import Setting
+    from flatfed.training.config import Config, with_assignments
+
+    methods = []
+    for subject in subjects:
+        changes = [] if seed is None else [f"training.seed={seed}"]
+        config = Config.checked(with_assignments(subject.config, changes))
+        setting = Setting(config.model_dump(exclude_unset=True), runs)
+        methods.append(Method.of(subject.label, config.algorithm, setting))
+    halving = Halving() if configurations is None else Halving(configurations)
+    tuning = Tuning.checked(methods, halving, gradients)
+    results = run_tuning(tuning)
+    for tuned in results:
+        print_candidates(tuned, tuning)
+    damaged = sum(candidate.state == "left out" for tuned in results for candidate in tuned.candidates)
+    lines = [
+        subject.command + set_options(best.method.assignments(best.values))
+        for subject, tuned in zip(subjects, results, strict=True)
+        if (best := tuned.best)
+    ]
+    if not lines:
+        check_damage(damaged)
+        raise DivergedError("all configurations diverged; set clip, or take fewer local steps")
+    console.print("chosen by final validation accuracy, best:")
+    for line in lines:
+        tell(line)
+    tell(f"Run folders are in {runs}; the same command runs what is missing.")
+    check_damage(damaged)
+
+
+def run_tuning(tuning: Tuning, keep: Any = None) -> list[Tuned]:
+    """Says how long it will take, and does it under one bar."""
+    describe_work(tuning)
+    counts = tuning.halving.counts
+    total = 0
+    for method in tuning.methods:
+        ends = [0, *tuning.rung_rounds(method)]
+        total += sum(count * (ends[rung + 1] - ends[rung]) for rung, count in enumerate(counts))
+    with round_progress() as progress:
+        bar = progress.add_task("tuning", total=total, note="", unit="rounds")
+
+        def watch(candidate: Candidate, rung: int, rounds: int) -> Callback:
+            method = candidate.method
+            values = " ".join(method.texts(candidate.values))
+            return Watcher(progress, bar, f"{method.label} rung {rung + 1}/{len(counts)} {values}: ")
+
+        results = tuning.run(watch, keep)
+        progress.update(bar, completed=total, note="")
+    return results
+
+
+def describe_work(tuning: Tuning, more_runs: int = 0, more_gradients: float = 0.0) -> None:
+    """What will be trained, and how long it takes by a timed round."""
+    halving, pace = tuning.halving, tuning.pace()
+    seconds = tuning.seconds(pace) + pace.seconds(more_runs, more_gradients)
+    methods = f"each of {len(tuning.methods)} methods" if len(tuning.methods) > 1 else "one method"
+    if any(method.setting.tables.get("training", {}).get("lr_cosine") for method in tuning.methods):
+        say("note", "lr_cosine: early rungs end in mid-schedule, where step sizes are still large")
+    tell(
+        f"{halving.configurations} configurations of {methods}, in rungs of "
+        f"{', '.join(map(str, halving.counts))}; {halving.total(tuning.gradients):,.0f} gradients for each "
+        f"method. By a timed round about {duration(seconds)}, less what is there already."
+    )
+
+
+def duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def print_candidates(tuned: Tuned, tuning: Tuning) -> None:
+    method = tuned.method
+    table = Table(
+        title=Text(printable(f"{method.label}: {tuned.gradients:,} gradients")), title_justify="left"
+    )
+    names = [str(place[-1]) for place in method.space]
+    rungs = [f"validation %\nround {rounds}" for rounds in tuned.rounds]
+    for header in (*names, *rungs, "gradients", "state", "run folder"):
+        table.add_column(header, justify="left" if header in {"state", "run folder"} else "right")
+    for candidate in sorted(tuned.candidates, key=lambda one: one.worth, reverse=True):
+        if candidate.state in {"diverged", "left out"}:
+            values = " ".join(method.texts(candidate.values))
+            say(candidate.state, f"{method.label} {values}: {candidate.note}")
+        reached = ["–" if value is None else f"{100 * value:.2f}" for value in candidate.accuracies]
+        reached += [""] * (len(rungs) - len(reached))
+        cells = (
+            *(f"{value:g}" for value in candidate.values),
+            *reached,
+            f"{candidate.gradients:,}",
+            candidate.state,
+            candidate.run.folder.name,
+        )
+        table.add_row(*map(printable, cells))
+    console.print(table)
