@@ -15,18 +15,21 @@ def bench(
         list[str] | None, typer.Argument(metavar="[MODEL]…", help="Only these, e.g. MLP or LeNet-5.")
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each.")] = 5,
+    precision: Annotated[str, typer.Option(help="Of both: float32 or bfloat16.")] = "float32",
 ) -> None:
     """Measure rounds of five models on this machine, beside a loop written by hand; says what was chosen."""
     import torch
 
+    from flatfed.core.settings import Training
     from flatfed.engines.processes import can_fork
     from flatfed.engines.threads import available_cores
-    from flatfed.runs.bench import CLIENTS, PARTICIPANTS, WARM_UP, WORKLOADS, Measured, measure
+    from flatfed.runs.bench import CLIENTS, PARTICIPANTS, WARM_UP, WORKLOADS, Measured, measure, tolerance
 
     known = {name.lower(): name for name in WORKLOADS}
     for name in names or []:
         if name.lower() not in known:
             raise FlatfedError(f"unknown model {name!r}; choose from {', '.join(WORKLOADS)}")
+    computed = Training(rounds=1, precision=precision).precision
     chosen = [known[name.lower()] for name in names or known]
     threads = torch.get_num_threads()
     measured: dict[str, Measured] = {}
@@ -34,9 +37,10 @@ def bench(
         task = progress.add_task("bench", total=len(chosen) * (rounds + WARM_UP), unit="rounds", note="")
         for name in chosen:
             progress.update(task, note=name)
-            measured[name] = measure(WORKLOADS[name], rounds, lambda: progress.advance(task))
+            measured[name] = measure(WORKLOADS[name], rounds, lambda: progress.advance(task), computed)
     table = Table(
-        title=f"FedAvg, {PARTICIPANTS} of {CLIENTS} clients, ms of the best round", title_justify="left"
+        title=f"FedAvg, {PARTICIPANTS} of {CLIENTS} clients, {computed}, ms of the best round",
+        title_justify="left",
     )
     for header in ("model", "parameters", "flatfed", "loop", "faster", "path, and why"):
         table.add_column(header, justify="left" if header in {"model", "path, and why"} else "right")
@@ -56,7 +60,7 @@ def bench(
         f"torch.optim.SGD, {threads} threads in torch's operations. torch {torch.__version__}."
     )
     for name, result in measured.items():
-        if abs(result.loss - result.loop_loss) > 1e-3:
+        if abs(result.loss - result.loop_loss) > tolerance(computed):
             raise FlatfedError(
                 f"{name}: flatfed ended with a loss of {result.loss:.5f} and the loop with "
                 f"{result.loop_loss:.5f}; they should agree, please report this"

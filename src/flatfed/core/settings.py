@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, mo
 from flatfed.core.errors import FlatfedError, one_line
 from flatfed.core.types import SMALLEST, Count, NonNegative, Positive, PositiveShare, Seed
 
+Precision = Literal["float32", "bfloat16"]
+"""What a model and its loss are computed in: its own numbers, or torch's autocast to bfloat16."""
 ALTERNATIVES = (("participation", "participants"), ("local_epochs", "local_steps"))
 """Pairs of training settings of which only one is given."""
 
@@ -74,6 +76,9 @@ class Training(CheckedModel):
     evaluate: Literal["broadcast", "active_mean"] = "broadcast"
     """Evaluate the global model, or the mean of the participants' models."""
     seed: Seed = 0
+    precision: Precision = "float32"
+    """Forward passes and losses in the model's own float32, or in bfloat16 (autocast), where vectors and all
+    algebra stay as they are; gradients of clients, full gradients and evaluation alike."""
     path: Literal["auto", "matrix", "client"] = "auto"
     """Train chunks of clients as one matrix, or client by client; chosen from model and shapes if auto."""
 

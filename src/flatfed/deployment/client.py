@@ -21,6 +21,7 @@ from flatfed.deployment import wire
 from flatfed.deployment.site_store import SiteStore
 from flatfed.deployment.spec import FederationSpec
 from flatfed.engines.planning import make_plan
+from flatfed.engines.precision import slow_precision
 from flatfed.engines.threads import WorkerThreads, single_threaded
 from flatfed.engines.worker import Evaluator, Snapshot, TrainedClient, Worker
 from flatfed.training.evaluation import evaluate_clients
@@ -54,6 +55,9 @@ def client_app(spec: FederationSpec, load: Load, load_test: LoadTest | None = No
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
+        # Once in a run, before it begins.
+        if (note := slow_precision(spec.training.precision, _device(spec, context))) is not None:
+            log.warning("%s", note)
         return _reply(message, lambda: _describe(federation(context, with_tests=False), context))
 
     @app.train()
@@ -93,6 +97,10 @@ def _describe(federation: LoadedFederation, context: Context) -> RecordDict:
     )
 
 
+def _device(spec: FederationSpec, context: Context) -> str:
+    return str(context.node_config.get("device", spec.execution.device))
+
+
 class _Site:
     """One message's request, and what it takes to carry it out."""
 
@@ -110,7 +118,7 @@ class _Site:
                 "spec: this site's app has another model, algorithm or settings than the server's"
             )
         self.federation = federation(context)
-        device = str(context.node_config.get("device", spec.execution.device))
+        device = _device(spec, context)
         metrics, training = spec.used_metrics, spec.site_training
         with single_threaded():
             self.plan = make_plan(

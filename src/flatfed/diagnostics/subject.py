@@ -1,7 +1,8 @@
 """What diagnostics look at: a model, its clients' data, and the state from which its training would go on.
 
 Losses here are the plain mean loss on stored data: evaluation mode (running statistics, no dropout), no
-augmentation, no weight decay.
+augmentation, no weight decay. They are measured in float32 whatever the precision of the training, because
+bfloat16 would hide small differences; only what trains again does so as the run did.
 """
 
 import warnings
@@ -32,7 +33,8 @@ from flatfed.engines.engine import Engine
 from flatfed.engines.execution import Execution
 from flatfed.engines.planning import Plan
 from flatfed.engines.server_loss import server_loss
-from flatfed.engines.worker import Snapshot, Worker
+from flatfed.engines.threads import WorkerThreads
+from flatfed.engines.worker import Evaluator, Snapshot, Worker
 from flatfed.runs.folder import RunFolder
 from flatfed.runs.identity import run_identity
 from flatfed.runs.train import Run, train
@@ -44,6 +46,7 @@ from flatfed.training.task import Task, is_cross_entropy
 GRADIENT_SLICE = 512
 
 Item = TypeVar("Item")
+Evaluate = Callable[[Snapshot, Samples], dict[str, float]]
 Tick = Callable[[float], None]
 """Called with the share of the work that is done, 0 … 1."""
 
@@ -79,6 +82,8 @@ class Subject:
     """Rounds finished."""
     seen_loss: Callable[[Tensor, Tree, Tree], Tensor]
     """The loss of a flat model [P] on inputs as the model sees them and targets."""
+    evaluation: Evaluate
+    """Loss and metrics of a model on stored samples."""
 
     @property
     def model(self) -> Tensor:
@@ -161,7 +166,7 @@ class Subject:
 
     def evaluate(self, vector: Tensor, samples: Samples, buffers: State | None = None) -> dict[str, float]:
         """Loss and metrics at any point [P], with the global model's buffers unless others are given."""
-        return self.engine.evaluate(Snapshot(vector, self.buffers if buffers is None else buffers), samples)
+        return self.evaluation(Snapshot(vector, self.buffers if buffers is None else buffers), samples)
 
     def _losses(self, point: Tensor, samples: Samples) -> Iterator[tuple[float, Tensor]]:
         """The mean losses of slices of the samples, as functions of the point [P], and the slices' shares."""
@@ -276,7 +281,8 @@ def inspect(
         if run is not None:
             state = TrainingState(run.server, dict(run.model.named_buffers()), len(run.history))
             clients = run.clients
-        yield _subject(task, execution, engine, state, clients)
+        with _subject(task, execution, engine, state, clients) as subject:
+            yield subject
 
 
 @contextmanager
@@ -307,24 +313,47 @@ def inspect_folder(folder: Path) -> Iterator[Subject]:
         if _forms(state.server) != _forms(first.server) or _forms(state.buffers) != _forms(first.buffers):
             raise FlatfedError(f"{existing.checkpoints.server_path}: of another model or algorithm")
         existing.checkpoints.load_clients(engine.clients)
-        yield _subject(task, execution, engine, state, engine.clients)
+        with _subject(task, execution, engine, state, engine.clients) as subject:
+            yield subject
 
 
 def _forms(tensors: State) -> dict[str, tuple[torch.Size, torch.dtype]]:
     return {name: (value.shape, value.dtype) for name, value in tensors.items()}
 
 
+@contextmanager
+def _float32_evaluation(task: Task, engine: Engine) -> Iterator[Evaluate]:
+    """The engine's own evaluation, unless that is less precise."""
+    plan = engine.plan
+    if plan.training.precision == "float32":
+        yield engine.evaluate
+        return
+    warnings.warn(
+        f"precision = {plan.training.precision!r}: losses, gradients and curvature are measured in float32; "
+        "what trains clients again does so as the run did",
+        FlatfedWarning,
+        stacklevel=6,
+    )
+    exact = replace(plan, training=plan.training.replaced(precision="float32"))
+    evaluators = [Evaluator(exact, task.model, task.federation.transform) for _ in range(engine.workers)]
+    with closing(WorkerThreads(evaluators)) as threads:
+        yield threads.evaluate
+
+
+@contextmanager
 def _subject(
     task: Task, execution: Execution, engine: Engine, state: TrainingState, clients: ClientStore
-) -> Subject:
+) -> Iterator[Subject]:
     plan = engine.plan
-    return Subject(
-        task=replace(task, federation=task.federation.to(plan.device)),
-        execution=execution,
-        engine=engine,
-        server={key: value.to(plan.device) for key, value in state.server.items()},
-        buffers={name: value.to(plan.device) for name, value in state.buffers.items()},
-        clients=clients,
-        round=state.round,
-        seen_loss=server_loss(plan, task.model, state.buffers),
-    )
+    with _float32_evaluation(task, engine) as evaluation:
+        yield Subject(
+            task=replace(task, federation=task.federation.to(plan.device)),
+            execution=execution,
+            engine=engine,
+            server={key: value.to(plan.device) for key, value in state.server.items()},
+            buffers={name: value.to(plan.device) for name, value in state.buffers.items()},
+            clients=clients,
+            round=state.round,
+            seen_loss=server_loss(plan, task.model, state.buffers),
+            evaluation=evaluation,
+        )

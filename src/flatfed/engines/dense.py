@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatfed.core.flat import Layout, Loss
+from flatfed.core.settings import Precision
 
 _BACKWARD: dict[type[nn.Module], Callable[[Tensor, Tensor], Tensor]] = {
     nn.ReLU: lambda slope, value: torch.ops.aten.threshold_backward(slope, value, 0),
@@ -96,37 +97,51 @@ def has_labels(inputs: Tensor, targets: Tensor) -> bool:
 
 
 def dense_gradients(
-    layers: Sequence[Layer], point: Tensor, inputs: Tensor, labels: Tensor, of_inputs: bool = False
+    layers: Sequence[Layer],
+    point: Tensor,
+    inputs: Tensor,
+    labels: Tensor,
+    precision: Precision = "float32",
+    of_inputs: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Gradients [C, P], losses [C] and, if asked for, slopes of the inputs: at points [C, P], for inputs
     [C, B, …] and labels [C, B].
+
+    With less precision, layers are computed in it and the loss is not, as under torch's autocast.
     """
+    seen, used = inputs, point
+    if precision != "float32":
+        seen, used = inputs.to(torch.bfloat16), point.to(torch.bfloat16)
     # Samples last: a few outputs of many samples are then long rows for every operation.
-    values = [inputs.flatten(2).transpose(1, 2)]  # what each layer sees, [C, I, B]
+    values = [seen.flatten(2).transpose(1, 2)]  # what each layer sees, [C, I, B]
     for layer in layers:
-        weight = layer.weight(point)
+        weight = layer.weight(used)
         if layer.has_bias:
-            value = torch.baddbmm(layer.bias(point).unsqueeze(2), weight, values[-1])
+            value = torch.baddbmm(layer.bias(used).unsqueeze(2), weight, values[-1])
         else:
             value = torch.bmm(weight, values[-1])
         values.append(value if layer.activation is None else layer.activation(value))
     labelled = labels.unsqueeze(1)
-    slope = torch.log_softmax(values.pop(), 1)  # [C, O, B]
+    slope = torch.log_softmax(values.pop(), 1, dtype=point.dtype)  # [C, O, B]
     right = slope.gather(1, labelled)
     # Of the mean loss, with respect to the outputs: (probability − whether it is the label) / B.
     slope.exp_().scatter_add_(1, labelled, right.new_full((), -1.0).expand_as(right))
-    slope.mul_(1 / labels.shape[1])
+    slope = slope.mul_(1 / labels.shape[1]).to(used.dtype)
     gradient = torch.empty_like(point)
     for number in reversed(range(len(layers))):
         layer, value = layers[number], values[number]
-        torch.bmm(slope, value.transpose(1, 2), out=layer.weight(gradient))
+        if used is point:
+            torch.bmm(slope, value.transpose(1, 2), out=layer.weight(gradient))
+        else:
+            layer.weight(gradient).copy_(torch.bmm(slope, value.transpose(1, 2)))
         if layer.has_bias:
-            torch.sum(slope, 2, out=layer.bias(gradient))
+            torch.sum(slope, 2, dtype=gradient.dtype, out=layer.bias(gradient))
         if number:
-            slope = torch.bmm(layer.weight(point).transpose(1, 2), slope)
+            slope = torch.bmm(layer.weight(used).transpose(1, 2), slope)
             before = layers[number - 1].activation
             slope = slope if before is None else _BACKWARD[type(before)](slope, value)
     input_slope = None
     if of_inputs:
-        input_slope = torch.bmm(slope.transpose(1, 2), layers[0].weight(point)).view(inputs.shape)
+        input_slope = torch.bmm(slope.transpose(1, 2), layers[0].weight(used))
+        input_slope = input_slope.view(inputs.shape).to(inputs.dtype)
     return gradient, right.mean((1, 2)).neg_(), input_slope

@@ -16,9 +16,11 @@ from flatfed.core.errors import FlatfedError
 from flatfed.core.flat import BoundModel, Layout, Loss, buffers_of, load_buffers
 from flatfed.core.outputs import judged
 from flatfed.core.random import routed
+from flatfed.core.settings import Precision
 from flatfed.core.tree import Tree, call, leaves, map_tree, versions
 from flatfed.data.samples import Samples
 from flatfed.engines.dense import dense_gradients, dense_layers, has_labels
+from flatfed.engines.precision import computing_in, widened
 
 Shift = Callable[..., Tensor]
 UNEXPECTED_DRAWS = (
@@ -54,19 +56,27 @@ class ModuleOracle(_Oracle):
     """One client's batch, evaluated by a module whose parameters are bound to the point."""
 
     def __init__(
-        self, bound: BoundModel, loss: Loss, batch: Samples, random_key: int | None, moves_buffers: bool
+        self,
+        bound: BoundModel,
+        loss: Loss,
+        batch: Samples,
+        random_key: int | None,
+        moves_buffers: bool,
+        precision: Precision = "float32",
     ) -> None:
         super().__init__()
         self.bound, self.loss_function = bound, loss
         self.inputs, self.targets = batch
-        self.random_key, self.moves_buffers = random_key, moves_buffers
+        self.random_key, self.moves_buffers, self.precision = random_key, moves_buffers, precision
 
     def __call__(self, point: Tensor) -> Tensor:
         return self._gradients(point, self.inputs, ())[0]
 
     def on_samples(self, point: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         self.evaluations += 1
-        other = ModuleOracle(self.bound, self.loss_function, (inputs, targets), self.random_key, False)
+        other = ModuleOracle(
+            self.bound, self.loss_function, (inputs, targets), self.random_key, False, self.precision
+        )
         return other(point)
 
     def shifted(
@@ -90,7 +100,8 @@ class ModuleOracle(_Oracle):
             generator = torch.Generator(point.device).manual_seed(self.random_key)
         before = versions(inputs)
         with torch.enable_grad(), routed(generator):
-            loss = judged(self.loss_function, call(bound.module, inputs), self.targets)
+            with computing_in(self.precision, point.device):
+                loss = judged(self.loss_function, call(bound.module, inputs), self.targets)
             gradients = torch.autograd.grad(
                 loss, [*bound.parameters, *more], allow_unused=True, materialize_grads=True
             )
@@ -98,7 +109,7 @@ class ModuleOracle(_Oracle):
             raise FlatfedError(UNEXPECTED_EDIT)
         if kept is not None:
             load_buffers(bound.module, kept)
-        self._record(loss)
+        self._record(widened(self.precision, loss))
         own = len(bound.parameters)
         return bound.layout.pack(gradients[:own]), gradients[own:]
 
@@ -106,7 +117,9 @@ class ModuleOracle(_Oracle):
 class MatrixGradients:
     """The gradients of a chunk of clients at once: point [C, P], inputs [C, B, …] → [C, P] and losses [C]."""
 
-    def __init__(self, module: nn.Module, layout: Layout, loss: Loss) -> None:
+    def __init__(
+        self, module: nn.Module, layout: Layout, loss: Loss, precision: Precision = "float32"
+    ) -> None:
         names = {entry.name for entry in layout.entries}
         trained = {id(value): name for name, value in module.named_parameters() if name in names}
         # Every place at which one stands, for it may stand at several. Torch's functional_call would leave
@@ -124,13 +137,15 @@ class MatrixGradients:
             for parameters, own_name, name in places:
                 parameters[own_name] = views[name]
             try:
-                value: Tensor = judged(loss, call(module, inputs), targets)
-                return value
+                with computing_in(precision, point.device):
+                    value = judged(loss, call(module, inputs), targets)
+                wide: Tensor = widened(precision, value)
+                return wide
             finally:
                 for (parameters, own_name, _), original in zip(places, originals, strict=True):
                     parameters[own_name] = original
 
-        self.loss_of = loss_of
+        self.loss_of, self.precision = loss_of, precision
         self.layers = dense_layers(module, layout, loss)
         self.differentiated = vmap(grad_and_value(loss_of))
 
@@ -139,7 +154,7 @@ class MatrixGradients:
             return self._of_trees(point, inputs, targets)
         if self.layers is None or not has_labels(inputs, targets):
             return self.differentiated(point, inputs, targets)
-        return dense_gradients(self.layers, point, inputs, targets)[:2]
+        return dense_gradients(self.layers, point, inputs, targets, self.precision)[:2]
 
     def _of_trees(self, point: Tensor, inputs: Tree, targets: Tree) -> tuple[Tensor, Tensor]:
         """vmap sees the tensors alone, because it takes a dataclass for something that has no rows."""
@@ -165,7 +180,9 @@ class MatrixGradients:
             slopes, loss = vmap(grad_and_value(loss_of, argnums=(0, 1)))(point, parameters, inputs, targets)
             return slopes, loss
         seen, backward, *_ = vjp(lambda *own: vmap(shift)(inputs, *own), *parameters)
-        gradient, loss, of_inputs = dense_gradients(self.layers, point, seen, targets, of_inputs=True)
+        gradient, loss, of_inputs = dense_gradients(
+            self.layers, point, seen, targets, self.precision, of_inputs=True
+        )
         return (gradient, backward(of_inputs)), loss
 
 

@@ -35,6 +35,7 @@ from flatfed.data.federation import Federation, PooledFederation
 from flatfed.engines.dense import BACKWARD_HOOKS, dense_layers, has_hooks
 from flatfed.engines.metrics import Metric
 from flatfed.engines.oracles import MatrixGradients
+from flatfed.engines.precision import check_precision
 from flatfed.engines.trial import Trial, bound_copy, check_model, plain_torch, protect_inputs, try_model
 
 MATRIX_PARAMETERS = 2**18
@@ -134,6 +135,7 @@ def make_plan(
 ) -> Plan:
     """Everything workers need to know, after a trial of the model on a batch of client 0."""
     layout, chosen_device = check_model(model), usable_device(device)
+    check_precision(training.precision, layout.dtype, chosen_device)
     bound = bound_copy(model, layout, chosen_device)
 
     def check(inputs: Tree, targets: Tree) -> None:
@@ -166,7 +168,8 @@ def plan_from_shape(
     device: str,
 ) -> Plan:
     """The plan of a server whose clients train elsewhere, one by one, on data that it never sees."""
-    layout = check_model(model)
+    layout, chosen_device = check_model(model), usable_device(device)
+    check_precision(training.precision, layout.dtype, chosen_device)
     outputs, edits_inputs = _try_without_numbers(model, shape, loss)
     if outputs is None and _needs_classes(algorithm):
         raise FlatfedError(
@@ -180,7 +183,7 @@ def plan_from_shape(
     # It cannot be tried here, and routing the draws of a model that has none changes nothing.
     habits = True, True, edits_inputs
     reason = "clients train where their data are"
-    return Plan(*common, dimensions, population, usable_device(device), *habits, "client", reason)
+    return Plan(*common, dimensions, population, chosen_device, *habits, "client", reason)
 
 
 @torch.no_grad()
@@ -279,7 +282,7 @@ def _choose_path(
             return "client", "the model has convolutional, recurrent or embedding layers"
         if bound.layout.size > MATRIX_PARAMETERS:
             return "client", f"the model has more than {MATRIX_PARAMETERS} parameters"
-    obstacle = obstacle or _matrix_obstacle(bound, trial, loss)
+    obstacle = obstacle or _matrix_obstacle(bound, trial, loss, training)
     if training.path == "matrix":
         if obstacle:
             raise FlatfedError(f"path = 'matrix': {obstacle}; use path = 'client' or 'auto'")
@@ -292,12 +295,13 @@ def _choose_path(
     return "matrix", reason
 
 
-def _matrix_obstacle(bound: BoundModel, trial: Trial, loss: Loss) -> str | None:
+def _matrix_obstacle(bound: BoundModel, trial: Trial, loss: Loss, training: Training) -> str | None:
     """Why the gradient of the trial cannot be had as a matrix, if that is so."""
     vector = bound.layout.vector(bound.module)
     try:
-        matrix = MatrixGradients(bound.module, bound.layout, loss)
         one_client = map_tree(lambda tensor: tensor[None], (trial.inputs, trial.targets))
+        MatrixGradients(bound.module, bound.layout, loss, training.precision).plain(vector[None], *one_client)
+        matrix = MatrixGradients(bound.module, bound.layout, loss)
         (gradient,), _ = matrix.plain(vector[None], *one_client)
     except Exception as error:
         # A module that vmap cannot look into may raise anything.

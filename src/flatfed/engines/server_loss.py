@@ -1,4 +1,7 @@
-"""The loss as the server can compute it by itself, on samples that it made up or was given."""
+"""The loss as the server can compute it by itself, on samples that it made up or was given.
+
+It is differentiated twice and summed over many steps, so it is in float32 whatever the training's precision.
+"""
 
 import copy
 from collections.abc import Callable

@@ -29,7 +29,7 @@ from flatfed.core.flat import (
 )
 from flatfed.core.outputs import ignored_label, judged
 from flatfed.core.sampling import batches, local_steps
-from flatfed.core.settings import Training
+from flatfed.core.settings import Precision, Training
 from flatfed.core.tree import (
     Tree,
     call,
@@ -43,6 +43,7 @@ from flatfed.core.tree import (
 )
 from flatfed.data.federation import Federation, LoadedFederation
 from flatfed.data.pool import ClientData
+from flatfed.engines.precision import computing_in
 
 MOST_STEPS = 10**6
 """Of one client in one round; every one of them is drawn and kept."""
@@ -65,7 +66,7 @@ def plain_torch() -> Iterator[None]:
             if torch.is_autocast_enabled(kind):
                 settings.enter_context(torch.autocast(kind, enabled=False))
                 warnings.warn(
-                    "torch.autocast: it is switched off in a training; convert the model and the data",
+                    "torch.autocast: it is switched off in a training; set Training's precision instead",
                     FlatfedWarning,
                     stacklevel=2,
                 )
@@ -85,6 +86,7 @@ class Trial(NamedTuple):
     targets: Tree
     outputs: Any
     gradient: Tensor
+    """In float32, whatever the precision: it is compared with the one that vmap takes."""
     draws_random_numbers: bool
     draws_in_evaluation: bool
     edits_inputs: bool
@@ -197,21 +199,18 @@ def try_model(
     module, before = bound.module, buffers_of(bound.module)
     parameters = {name: (value._version, value.detach().clone()) for name, value in module.named_parameters()}
 
-    def one_pass(training_mode: bool, backward: bool = False) -> _Pass:
+    def one_pass(
+        training_mode: bool, backward: bool = False, precision: Precision = training.precision
+    ) -> _Pass:
         load_buffers(module, before)
         module.train(training_mode)
         seen, labels = cloned(inputs), cloned(targets)
         untouched = versions(seen), versions(labels)
         with torch.set_grad_enabled(training_mode), _Watch(device) as watch:
-            outputs = call(module, seen)
-            value = judged(loss, outputs, labels)
-            if not isinstance(value, Tensor):
-                raise FlatfedError(f"loss: it must return a tensor, not {type(value).__name__}")
-            if value.dim() != 0:
-                raise FlatfedError(
-                    f"loss: it must return one number, not a tensor shaped {list(value.shape)}; take the "
-                    "mean over the batch"
-                )
+            with computing_in(precision, device):
+                outputs = call(module, seen)
+                value = judged(loss, outputs, labels)
+            _check_one_number(value)
             gradient = value.new_empty(0)
             if backward:
                 gradient = bound.layout.pack(
@@ -244,6 +243,7 @@ def try_model(
     try:
         passed = tried(True)
         changes = buffer_change(before, bound.buffers)
+        exact = passed if training.precision == "float32" else one_pass(True, True, "float32")
         evaluated = tried(False)
     except FlatfedError:
         raise
@@ -261,13 +261,23 @@ def try_model(
         inputs=inputs,
         targets=targets,
         outputs=passed.outputs,
-        gradient=passed.gradient,
+        gradient=exact.gradient,
         draws_random_numbers=passed.draws,
         draws_in_evaluation=evaluated.draws,
         edits_inputs=passed.edits_inputs or evaluated.edits_inputs,
         changes_buffers=any(bool((change != 0).any()) for change in changes.values()),
         looks_up=passed.looks_up,
     )
+
+
+def _check_one_number(loss: object) -> None:
+    if not isinstance(loss, Tensor):
+        raise FlatfedError(f"loss: it must return a tensor, not {type(loss).__name__}")
+    if loss.dim() != 0:
+        raise FlatfedError(
+            f"loss: it must return one number, not a tensor shaped {list(loss.shape)}; take the mean "
+            "over the batch"
+        )
 
 
 def _check_loading(federation: Federation, data: ClientData) -> None:

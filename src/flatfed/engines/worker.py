@@ -29,6 +29,7 @@ from flatfed.data.transform import Transform
 from flatfed.engines.metrics import Measured, is_streaming, named_errors, one_number
 from flatfed.engines.oracles import UNEXPECTED_DRAWS, MatrixGradients, MatrixOracle, ModuleOracle
 from flatfed.engines.planning import Plan
+from flatfed.engines.precision import computing_in, forbid_tf32, widened
 from flatfed.engines.sums import CohortSums, rows_of
 from flatfed.engines.trial import check_finite_inputs, check_some_targets, protect_inputs
 
@@ -93,6 +94,7 @@ class Evaluator:
 
     def __init__(self, plan: Plan, model: nn.Module, transform: Transform) -> None:
         self.plan, self.transform = plan, transform
+        forbid_tf32(plan.device)
         self.bound = BoundModel(model, plan.layout, plan.device)
         means = {name: metric for name, metric in plan.metrics.items() if not is_streaming(metric)}
         functions: dict[str, Any] = {"loss": plan.loss, **means}
@@ -104,19 +106,28 @@ class Evaluator:
         """What a model's loss and metrics are on some stored samples, in evaluation mode."""
         # Copies: the model, the transform or a metric may edit them in place.
         inputs, targets = map_tree(lambda tensor: tensor.to(self.plan.device, copy=True), samples)
+        precision = self.plan.training.precision
         self.bound.bind(snapshot.model)
         load_buffers(self.bound.module, snapshot.buffers)
         self.bound.module.eval()
         sums, weights, kept = [], [], Measured(torch.empty(0), torch.empty(0))
         with torch.no_grad(), random.routed(self.plan.evaluation_generator()):
             with named_errors("model", inputs):
-                outputs = call(self.bound.module, self.transform.evaluate(inputs))
+                seen = self.transform.evaluate(inputs)
+                with computing_in(precision, self.plan.device):
+                    raw = call(self.bound.module, seen)
+            outputs = widened(precision, raw)
             if any(map(is_streaming, self.plan.metrics.values())):
                 kept = kept._replace(outputs=_set_aside(outputs), targets=_set_aside(targets))
             for name, (function, ignored) in self._means.items():
                 with named_errors(name, inputs):
                     weight = _weight(targets, ignored)
-                    number = one_number(name, judged(function, outputs, targets))
+                    if name == "loss":
+                        with computing_in(precision, self.plan.device):
+                            value = judged(function, raw, targets)
+                    else:
+                        value = judged(function, outputs, targets)
+                    number = one_number(name, value)
                     sums.append(number * weight if weight else torch.zeros_like(number))
                     weights.append(weight)
         return kept._replace(sums=torch.stack(sums), weights=torch.tensor(weights, dtype=torch.float64))
@@ -141,7 +152,7 @@ class Worker(Evaluator):
     def __init__(self, plan: Plan, model: nn.Module, federation: Federation) -> None:
         super().__init__(plan, model, federation.transform)
         self.federation = federation
-        self.matrix = MatrixGradients(self.bound.module, plan.layout, plan.loss)
+        self.matrix = MatrixGradients(self.bound.module, plan.layout, plan.loss, plan.training.precision)
 
     def train(
         self, members: Sequence[int], broadcast: Broadcast, states: Sequence[State], round_number: int
@@ -226,7 +237,8 @@ class Worker(Evaluator):
             key = None
             if plan.draws_random_numbers:
                 key = random.key(plan.training.seed, purpose, round_number, client, step)
-            return ModuleOracle(bound, plan.loss, (inputs, targets), key, moves_buffers=purpose == "step")
+            moves_buffers, precision = purpose == "step", plan.training.precision
+            return ModuleOracle(bound, plan.loss, (inputs, targets), key, moves_buffers, precision)
 
         def oracles() -> Iterator[ModuleOracle]:
             nonlocal evaluations

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.sampling import cohort
-from flatfed.core.settings import Training
+from flatfed.core.settings import Precision, Training
 from flatfed.data.federation import Federation
 from flatfed.data.samples import Samples
+from flatfed.engines.precision import computing_in
 from flatfed.models import MODELS
 from flatfed.runs.train import train
 from flatfed.training.loop import Progress
@@ -74,7 +75,9 @@ class Measured:
     loop_loss: float
 
 
-def measure(workload: Workload, rounds: int, tick: Callable[[], None]) -> Measured:
+def measure(
+    workload: Workload, rounds: int, tick: Callable[[], None], precision: Precision = "float32"
+) -> Measured:
     """The engine's rounds and the loop's take turns, so that both see the same machine."""
     training = Training(
         rounds=rounds + WARM_UP,
@@ -83,6 +86,7 @@ def measure(workload: Workload, rounds: int, tick: Callable[[], None]) -> Measur
         batch_size=workload.batch,
         lr=RATE,
         evaluate_every=rounds + WARM_UP,
+        precision=precision,
     )
     clients = workload.clients()
     loop_model = workload.make_model()
@@ -114,6 +118,11 @@ def measure(workload: Workload, rounds: int, tick: Callable[[], None]) -> Measur
     )
 
 
+def tolerance(precision: Precision) -> float:
+    """How far the losses may be apart: bfloat16 has three digits, and a matrix rounds them otherwise."""
+    return 1e-3 if precision == "float32" else 2e-2
+
+
 def loop_rounds(model: nn.Module, clients: list[Samples], training: Training) -> Iterator[float]:
     """FedAvg as one would write it down, round by round; yields their seconds."""
     parameters = list(model.parameters())
@@ -129,7 +138,9 @@ def loop_rounds(model: nn.Module, clients: list[Samples], training: Training) ->
             for _ in range(training.local_steps or 0):
                 optimizer.zero_grad()
                 with torch.enable_grad():
-                    F.cross_entropy(model(inputs), targets).backward()
+                    with computing_in(training.precision, inputs.device):
+                        loss = F.cross_entropy(model(inputs), targets)
+                    loss.backward()
                 optimizer.step()
             for whole, parameter in zip(total, parameters, strict=True):
                 whole.add_(parameter.detach())

@@ -30,7 +30,7 @@ from flatfed.runs import curves
 from flatfed.runs.files import RunFolderError, module_bytes, write_atomically
 from flatfed.runs.folder import RunFolder
 from flatfed.runs.identity import Identity, run_identity
-from flatfed.training.checks import check_before_training, too_short
+from flatfed.training.checks import check_before_training, notes
 from flatfed.training.config import Config
 from flatfed.training.evaluation import ClientSpread, client_spreads, evaluate_clients
 from flatfed.training.loop import Callback, History, TrainingLoop, TrainingState
@@ -135,7 +135,7 @@ def train(
     data if the federation has some. `config` is recorded in the folder in place of algorithm and settings.
     """
     check_before_training(task, algorithm, training, callbacks)
-    if (note := too_short(algorithm, training)) is not None:
+    for note in notes(algorithm, training, execution.device):
         warnings.warn(note, FlatfedWarning, stacklevel=2)
     if folder == "":
         raise FlatfedError("folder = '': missing; give the run's folder a name")

@@ -15,6 +15,7 @@ from flatfed.core.settings import Training
 from flatfed.core.tree import call as call_model
 from flatfed.core.tree import cloned, rows
 from flatfed.data.federation import Federation, PooledFederation
+from flatfed.engines.precision import slow_precision
 from flatfed.engines.trial import drawn_streams, other_streams
 from flatfed.training.task import Task, is_cross_entropy
 
@@ -80,6 +81,13 @@ def check_labels(model: nn.Module, federation: Federation, ignored: int | None) 
                 f"targets: the {name} data have the label {int(bad[0])}, but the model has {classes} outputs "
                 f"(labels 0 … {classes - 1}); correct the labels or the model"
             )
+
+
+def notes(algorithm: Algorithm, training: Training, device: str) -> list[str]:
+    """What somebody should know who begins such a run on this machine."""
+    return [
+        note for note in (too_short(algorithm, training), slow_precision(training.precision, device)) if note
+    ]
 
 
 def too_short(algorithm: Algorithm, training: Training) -> str | None:
