@@ -143,6 +143,13 @@ def federation(clients: int = CLIENTS, *, unequal: bool = False, alike: bool = F
     return ff.Federation.from_tensors([samples[0]] * clients if alike else samples)
 
 
+def in_float32() -> tuple[nn.Module, ff.Federation]:
+    """The same network and clients in single precision."""
+    data = federation()
+    clients = [data.client(number).whole() for number in range(len(data))]
+    return network().float(), ff.Federation.from_tensors([(inputs.float(), own) for inputs, own in clients])
+
+
 def flat(model: nn.Module) -> Tensor:
     return nn.utils.parameters_to_vector(model.parameters()).detach()
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from problems import DEFAULTS, FEATURES, Recorder, federation, generic, network, run
+from problems import DEFAULTS, FEATURES, Recorder, federation, generic, in_float32, network, run
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -938,6 +938,17 @@ def test_what_only_the_sites_can_see_is_in_the_error(tmp_path):
     with pytest.raises(ff.FlatfedError, match=complaint) as raised:
         deployment.serve()
     assert "\n" not in str(raised.value)
+
+
+def test_sites_train_in_the_precision_of_the_spec(tmp_path):
+    _, data = in_float32()
+    deployment = Deployment(tmp_path, ff.scaffold(), lambda: in_float32()[0], data, precision="bfloat16")
+    served = deployment.serve()
+    assert_same_bits(local(deployment), served)
+    assert not torch.equal(served.server["model"], local(deployment, precision="float32").server["model"])
+    model = deployment.spec.model()
+    other = replace(deployment.spec, training=deployment.spec.training.replaced(precision="float32"))
+    assert other.digest(model) != deployment.spec.digest(model)
 
 
 def limited(draw: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from problems import GENERIC, Recorder, federation, generic, network, run, train
+from problems import GENERIC, Recorder, federation, generic, in_float32, network, run, train
 from trees.tree_problems import Named, formed
 
 import flatfed as ff
@@ -70,6 +70,15 @@ def test_it_gives_the_bits_of_the_local_engine(name, path, monkeypatch):
     monkeypatch.setattr("flatfed.engines.chunks.MATRIX_CLIENTS", 2)
     algorithm = ff.ALGORITHMS[name](**GENERIC[name])
     assert_same_bits(*both(algorithm, participants=PARTICIPANTS, path=path))
+
+
+@pytest.mark.parametrize("path", ["client", "matrix"])
+def test_less_precision_gives_the_bits_of_the_local_engine(path):
+    model, data = in_float32()
+    options = {"model": model, "data": data, "participants": PARTICIPANTS, "path": path}
+    left, right = both(ff.scaffold(), precision="bfloat16", **options)
+    assert_same_bits(left, right)
+    assert not torch.equal(left.server["model"], run(ff.scaffold(), **options).server["model"])
 
 
 class InThisProcess:

@@ -28,6 +28,17 @@ def test_the_table_says_what_was_chosen_and_why():
     assert "MLP" not in shown.output
 
 
+def test_it_measures_in_less_precision_and_refuses_unknown_ones():
+    found = measure(WORKLOADS["LeNet-5"], 1, lambda: None, "bfloat16")
+    exact = measure(WORKLOADS["LeNet-5"], 1, lambda: None)
+    assert found.loss == pytest.approx(found.loop_loss, abs=1e-5)
+    assert found.loss != pytest.approx(exact.loss, abs=1e-6)
+    shown = CliRunner().invoke(app, ["bench", "MLP", "--rounds", "1", "--precision", "bfloat16"])
+    assert shown.exit_code == 0 and "bfloat16" in shown.output, shown.output
+    refused = CliRunner().invoke(app, ["bench", "MLP", "--precision", "half"])
+    assert refused.exit_code == 2 and "precision = 'half'" in refused.output
+
+
 def test_an_unknown_model_is_one_line():
     shown = CliRunner().invoke(app, ["bench", "perceptron"])
     assert shown.exit_code == 2
