@@ -80,3 +80,6 @@ FederatedAveraging().run(
 )
 if rank == 0:
     report(task, model, watch)
+if torch.distributed.is_initialized():
+    torch.distributed.barrier()  # Or one aborts because the other has left.
+    torch.distributed.destroy_process_group()
