@@ -1,7 +1,7 @@
 """Options that are worth tuning, with their ranges: parts declare them beside their other options.
 
 An algorithm's constructor repeats the type for its one or two options that matter; all others keep their
-values. Ranges span what papers and their released code use, and a little more.
+values. Ranges are our choice.
 """
 
 from typing import Annotated

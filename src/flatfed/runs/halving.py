@@ -168,8 +168,6 @@ class Tuned:
     candidates: list[Candidate]
     rounds: list[int]
     """After how many rounds each rung ends."""
-    dropped: int | None = None
-    """After which rung, counted from 0, the method was dropped from a race."""
 
     @property
     def best(self) -> Candidate | None:
@@ -190,13 +188,9 @@ class Tuning:
     halving: Halving
     gradients: int
     """Of one whole run, at the end of the last rung."""
-    warm: Mapping[str, Values] = field(default_factory=dict)
-    """By label the values of a second configuration, found elsewhere."""
 
     @classmethod
-    def checked(
-        cls, methods: Sequence[Method], halving: Halving, gradients: int | None = None, **options: Any
-    ) -> Tuning:
+    def checked(cls, methods: Sequence[Method], halving: Halving, gradients: int | None = None) -> Tuning:
         """With as many gradients as all methods' rounds allow, unless a number is given."""
         if halving.configurations > 1 and importlib.util.find_spec("optuna") is None:
             raise FlatfedError("halving: needs optuna to propose; pip install 'flatfed[tune]'")
@@ -204,7 +198,7 @@ class Tuning:
             setting.check()
         if gradients is None:
             gradients = min(cls._whole(method) for method in methods)
-        tuning = cls(methods, halving, gradients, **options)
+        tuning = cls(methods, halving, gradients)
         for method in methods:
             tuning.rung_rounds(method)  # refuses a budget below one round
         return tuning
@@ -228,29 +222,17 @@ class Tuning:
         return Pace.measured(setting.task_of(setting.seed), run.algorithm, run.training, run.execution)
 
     def seconds(self, pace: Pace) -> float:
-        """An estimate of the whole tuning, if no run has begun and no method is dropped."""
+        """An estimate of the whole tuning, if no run has begun."""
         starts = sum(self.halving.counts)
         return len(self.methods) * pace.seconds(starts, self.halving.total(self.gradients))
 
-    def run(
-        self, watch: Watch, keep: Callable[[int, Sequence[Tuned]], Sequence[Tuned]] | None = None
-    ) -> list[Tuned]:
-        """Trains what is missing, rung by rung over all methods.
-
-        `keep` chooses, after a rung that is not the last, the methods that go on.
-        """
+    def run(self, watch: Watch) -> list[Tuned]:
+        """Trains what is missing, rung by rung over all methods."""
         results = [Tuned(method, [], self.rung_rounds(method)) for method in self.methods]
-        alive: Sequence[Tuned] = results
         for rung, count in enumerate(self.halving.counts):
-            for tuned in alive:
+            for tuned in results:
                 for candidate in self._entrants(tuned, rung, count):
                     self._advance(candidate, rung, tuned.rounds[rung], watch)
-            if keep is not None and rung + 1 < len(self.halving.counts):
-                staying = keep(rung, alive)
-                for tuned in alive:
-                    if tuned not in staying:
-                        tuned.dropped = rung
-                alive = staying
         return results
 
     def _entrants(self, tuned: Tuned, rung: int, count: int) -> Iterator[Candidate]:
@@ -262,12 +244,7 @@ class Tuning:
         method = tuned.method
         while len(tuned.candidates) < count:
             number = len(tuned.candidates)
-            if number == 0:
-                values = method.first_values
-            elif number == 1 and method.label in self.warm:
-                values = self.warm[method.label]
-            else:
-                values = _propose(tuned, count)
+            values = _propose(tuned, count) if number else method.first_values
             candidate = Candidate(method, values, method.planned(values))
             tuned.candidates.append(candidate)
             yield candidate
