@@ -71,7 +71,7 @@ def tune_by_halving(
     check_damage(damaged)
 
 
-def run_tuning(tuning: Tuning, keep: Any = None) -> list[Tuned]:
+def run_tuning(tuning: Tuning) -> list[Tuned]:
     """Says how long it will take, and does it under one bar."""
     describe_work(tuning)
     counts = tuning.halving.counts
@@ -87,15 +87,15 @@ def run_tuning(tuning: Tuning, keep: Any = None) -> list[Tuned]:
             values = " ".join(method.texts(candidate.values))
             return Watcher(progress, bar, f"{method.label} rung {rung + 1}/{len(counts)} {values}: ")
 
-        results = tuning.run(watch, keep)
+        results = tuning.run(watch)
         progress.update(bar, completed=total, note="")
     return results
 
 
-def describe_work(tuning: Tuning, more_runs: int = 0, more_gradients: float = 0.0) -> None:
+def describe_work(tuning: Tuning) -> None:
     """What will be trained, and how long it takes by a timed round."""
     halving, pace = tuning.halving, tuning.pace()
-    seconds = tuning.seconds(pace) + pace.seconds(more_runs, more_gradients)
+    seconds = tuning.seconds(pace)
     methods = f"each of {len(tuning.methods)} methods" if len(tuning.methods) > 1 else "one method"
     if any(method.setting.tables.get("training", {}).get("lr_cosine") for method in tuning.methods):
         say("note", "lr_cosine: early rungs end in mid-schedule, where step sizes are still large")
