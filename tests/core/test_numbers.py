@@ -79,7 +79,7 @@ TRAINING: dict[str, Any] = {
 
 
 def test_every_number_of_a_training_is_tried():
-    other = {"sampling", "radius_schedule", "clip_stage", "weighting", "evaluate", "path"}
+    other = {"sampling", "radius_schedule", "clip_stage", "weighting", "evaluate", "path", "precision"}
     assert set(ff.Training.model_fields) == {*TRAINING, *other}
 
 
