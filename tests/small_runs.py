@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,21 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def manifest(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "checkpoint" / "manifest.json").read_text())
+
+
+def wait_for_checkpoint(folder: Path, round_number: int) -> None:
+    """Waits until the checkpoint of a round, which is written beside the training, is complete."""
+    deadline = time.monotonic() + 30
+    while True:
+        written = manifest(folder)
+        if written["round"] == round_number:
+            stored = ([written["server"]] if written["server"] else []) + written["clients"]
+            if {path.name for path in (folder / "checkpoint").glob("*.safetensors")} == {
+                entry["name"] for entry in stored
+            }:
+                return
+        assert time.monotonic() < deadline, f"no checkpoint of round {round_number}"
+        time.sleep(0.001)
 
 
 def interrupt(at: int) -> Callable[[ff.Progress], None]:

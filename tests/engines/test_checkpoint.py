@@ -11,7 +11,6 @@ import resource
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
+from small_runs import wait_for_checkpoint
 from torch import Tensor, nn
 
 import flatfed as ff
@@ -405,11 +405,7 @@ def test_a_file_that_cannot_grow_leaves_the_old_checkpoint(tmp_path):
 
     def limit(progress: ff.Progress) -> None:
         if progress.round == 3:
-            # The checkpoint of round 2 is written beside round 3.
-            deadline = time.monotonic() + 30
-            while manifest(tmp_path)["round"] != 2:
-                assert time.monotonic() < deadline
-                time.sleep(0.001)
+            wait_for_checkpoint(tmp_path, 2)
             resource.setrlimit(resource.RLIMIT_FSIZE, (6000, hard))
 
     try:

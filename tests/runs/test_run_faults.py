@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import small_runs
-from small_runs import CONFIG, assert_same, contents, refusal, train
+from small_runs import CONFIG, assert_same, contents, refusal, train, wait_for_checkpoint
 from typer.testing import CliRunner
 
 import flatfed as ff
@@ -208,6 +208,7 @@ def test_a_history_that_cannot_grow_is_no_lost_run(tmp_path, whole):
 
     def limit(progress: ff.Progress) -> None:
         if progress.round == 4:
+            wait_for_checkpoint(tmp_path, 2)
             resource.setrlimit(resource.RLIMIT_FSIZE, (history.stat().st_size + 50, hard))
 
     try:
@@ -243,9 +244,12 @@ def test_a_read_only_folder_is_refused_and_left_as_it_is(tmp_path, whole):
 # -- folders that vanish ----------------------------------------------------------------------------------
 
 
-def at(round_number: int, act: Callable[[], object]) -> Callable[[ff.Progress], None]:
+def at(folder: Path, round_number: int, act: Callable[[], object]) -> Callable[[ff.Progress], None]:
+    """Acts in a round, once the checkpoint before it lies still: every second round has one."""
+
     def callback(progress: ff.Progress) -> None:
         if progress.round == round_number:
+            wait_for_checkpoint(folder, (round_number - 1) // 2 * 2)
             act()
 
     return callback
@@ -255,7 +259,7 @@ def at(round_number: int, act: Callable[[], object]) -> Callable[[ff.Progress], 
 def test_a_folder_that_is_renamed_under_a_run_goes_on_under_its_new_name(when, tmp_path, whole):
     folder, renamed = tmp_path / "run", tmp_path / "renamed"
     with pytest.raises(FileNotFoundError):
-        train(folder, ROUNDS, callbacks=[at(when, lambda: folder.rename(renamed))])
+        train(folder, ROUNDS, callbacks=[at(folder, when, lambda: folder.rename(renamed))])
     assert not folder.exists()
     assert_same(train(renamed, ROUNDS), whole)
 
@@ -264,20 +268,20 @@ def test_a_folder_that_is_renamed_under_a_run_goes_on_under_its_new_name(when, t
 def test_a_folder_that_is_deleted_under_a_run_is_not_made_again_in_part(when, tmp_path, whole):
     folder = tmp_path / "run"
     with pytest.raises(FileNotFoundError):
-        train(folder, ROUNDS, callbacks=[at(when, lambda: shutil.rmtree(folder))])
+        train(folder, ROUNDS, callbacks=[at(folder, when, lambda: shutil.rmtree(folder))])
     assert not folder.exists()
     assert_same(train(folder, ROUNDS), whole)
 
 
 def test_a_checkpoint_that_is_deleted_under_a_run_is_noticed(tmp_path):
     with pytest.raises(FileNotFoundError):
-        train(tmp_path, ROUNDS, callbacks=[at(3, lambda: shutil.rmtree(tmp_path / "checkpoint"))])
+        train(tmp_path, ROUNDS, callbacks=[at(tmp_path, 3, lambda: shutil.rmtree(tmp_path / "checkpoint"))])
     assert "manifest.json: missing" in refusal(lambda: train(tmp_path, ROUNDS))
 
 
 def test_a_history_that_is_deleted_under_a_run_is_noticed(tmp_path):
     with pytest.raises(FileNotFoundError):
-        train(tmp_path, ROUNDS, callbacks=[at(3, (tmp_path / "history.jsonl").unlink)])
+        train(tmp_path, ROUNDS, callbacks=[at(tmp_path, 3, (tmp_path / "history.jsonl").unlink)])
     assert "history.jsonl" in refusal(lambda: train(tmp_path, ROUNDS))
 
 

@@ -6,8 +6,8 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from safetensors.torch import save as save_tensors
@@ -50,28 +50,52 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 class BackgroundWriter:
-    """Writes beside the caller's own work, one thing at a time."""
+    """Writes beside the caller's own work, one thing at a time.
+
+    An interrupt may come between any two steps of the caller. What counts is therefore what lies in the
+    queue, never what the caller remembers of it; and should an interrupted start lead to a second thread, the
+    two take turns.
+    """
 
     def __init__(self) -> None:
-        self._thread: ThreadPoolExecutor | None = None
-        self._pending: Future[None] | None = None
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._turn = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
 
     def start(self, write: Callable[[], None]) -> None:
         self.wait()
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="flatfed-writer")
-        self._pending = self._thread.submit(write)
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._work, name="flatfed-writer", daemon=True)
+            self._thread.start()
+        self._queue.put(write)
 
     def wait(self) -> None:
         """Returns once everything is written; an error is raised here, each time."""
-        if self._pending is not None:
-            self._pending.result()
-            self._pending = None
+        if self._thread is not None and self._thread.is_alive():
+            written = threading.Event()
+            self._queue.put(written.set)
+            written.wait()
+        if self._error is not None:
+            raise self._error
 
     def close(self) -> None:
         """Returns once nothing is written any more; `wait` has raised the error, or another one is raised."""
-        if self._thread is not None:
-            self._thread.shutdown(wait=True)
+        self._queue.put(None)
+        if self._thread is not None and self._thread.is_alive():
+            self._thread.join()
+
+    def _work(self) -> None:
+        while True:
+            with self._turn:
+                task = self._queue.get()
+                if task is None:
+                    self._queue.put(None)
+                    return
+                try:
+                    task()
+                except BaseException as error:
+                    self._error = error
 
 
 def json_bytes(content: Any) -> bytes:
