@@ -2,18 +2,16 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow lint format docs fuzz benchmark-check clean
+.PHONY: demo test lint format docs fuzz benchmark-check clean
 
 demo: .venv/installed
 	$(BIN)/flatfed demo
 
-# A file of tests per core at a time.
-test: lint
-	$(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
-
-# A killed site, hostile sites and going back, in a real deployment: several minutes.
-test-slow: .venv/installed
-	$(BIN)/pytest -m slow
+# Files of tests beside each other, and the linters beside them; what these say comes last.
+test: .venv/installed
+	@lint=$$(mktemp); $(MAKE) --no-print-directory lint > $$lint 2>&1 & linting=$$!; \
+	$(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder; tested=$$?; \
+	wait $$linting; linted=$$?; cat $$lint; rm $$lint; [ $$tested$$linted = 00 ]
 
 lint: .venv/installed
 	$(BIN)/ruff check

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
@@ -17,12 +18,12 @@ from typing import NamedTuple, TypeVar
 import torch
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
+from tables import markdown
 from torch import Tensor
 
 from flatfed.core.part import Compressor
 from flatfed.core.random import torch_generator
-from flatfed.parts import Quantize, Sign, TopK
+from flatfed.parts import ErrorFeedback, ErrorFeedback21, Quantize, Sign, TopK
 
 PARAMETERS = 11_173_962
 COMPRESSORS: dict[str, Compressor] = {
@@ -35,6 +36,8 @@ COMPRESSORS: dict[str, Compressor] = {
     "top_k, 10 %": TopK(0.1),
     "top_k, 1 %": TopK(0.01),
     "sign": Sign(),
+    "error feedback, top_k, 10 %": ErrorFeedback(TopK(0.1)),
+    "error feedback 21, top_k, 10 %": ErrorFeedback21(TopK(0.1)),
 }
 
 
@@ -59,12 +62,20 @@ def best(times: Sequence[Times]) -> Times:
 
 
 def measure(compress: Compressor, vector: Tensor, repeats: int) -> tuple[Times, Times, int]:
-    """The best encoding, the best decoding, and the payload's bytes."""
-    encodings, decodings = [], []
+    """The best encoding, the best decoding, both with what is remembered, and the payload's bytes."""
+    encodings, decodings, memory = [], [], 0.001 * vector
+
+    def encode(generator: torch.Generator) -> tuple[Tensor, bytes]:
+        target = compress.target(vector, memory)
+        return target, compress.encode(target, generator)
+
+    def decode(target: Tensor, payload: bytes) -> None:
+        compress.memory(target, compress.decode(payload, len(vector), vector.dtype), memory)
+
     for number in range(repeats):
         generator = torch_generator(0, "benchmark noise", number)
-        encoding, payload = timed(functools.partial(compress.encode, vector, generator))
-        decoding, _ = timed(functools.partial(compress.decode, payload, len(vector), vector.dtype))
+        encoding, (target, payload) = timed(functools.partial(encode, generator))
+        decoding, _ = timed(functools.partial(decode, target, payload))
         encodings.append(encoding)
         decodings.append(decoding)
     return best(encodings), best(decodings), len(payload)
@@ -78,26 +89,25 @@ def main() -> None:
     torch.set_num_threads(1)
     vector = 0.01 * torch.randn(options.parameters, generator=torch_generator(0, "benchmark"))
     copy = best([timed(vector.clone)[0] for _ in range(4 * options.repeats)])
-    table = Table(
-        title=f"{options.parameters:,} parameters, best of {options.repeats}; one copy takes "
-        f"{copy.processor:.4f} s (clock {copy.clock:.4f} s)",
-        title_justify="left",
-    )
-    headers = ("encode s", "decode s", "both / copy", "clock: both s", "bytes", "times smaller")
-    for header in ("compressor", *headers):
-        table.add_column(header, justify="left" if header == "compressor" else "right")
-    for name, compress in track(COMPRESSORS.items(), transient=True):
+    headers = ["encode, ms", "decode, ms", "both by the clock, ms", "both / copy", "bytes", "times smaller"]
+    cells = [["compressor", *headers]]
+    for name, compress in track(COMPRESSORS.items(), "compressors", console=Console(stderr=True)):
         encoding, decoding, size = measure(compress, vector, options.repeats)
-        table.add_row(
-            name,
-            f"{encoding.processor:.3f}",
-            f"{decoding.processor:.3f}",
-            f"{(encoding.processor + decoding.processor) / copy.processor:.0f}",
-            f"{encoding.clock + decoding.clock:.3f}",
-            f"{size:,}",
-            f"{vector.nbytes / size:.2f}",
+        cells.append(
+            [
+                name,
+                f"{1000 * encoding.processor:.0f}",
+                f"{1000 * decoding.processor:.0f}",
+                f"{1000 * (encoding.clock + decoding.clock):.0f}",
+                f"{(encoding.processor + decoding.processor) / copy.processor:.0f}",
+                f"{size:,}",
+                f"{vector.nbytes / size:.2f}",
+            ]
         )
-    Console(width=120).print(table)
+    sys.stdout.write(
+        f"{options.parameters:,} parameters, best of {options.repeats}; one copy takes "
+        f"{1000 * copy.processor:.1f} ms\n\n{markdown(cells)}\n"
+    )
 
 
 if __name__ == "__main__":

@@ -23,12 +23,12 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from fake_grid import FakeGrid
 from federation_of_sites import SITES, Federation, deployed
+from tables import markdown
 from work import CLIENTS, PARTICIPANTS, RATE, TASKS, Stopwatch
 from work import Task as Work
 
@@ -165,15 +165,16 @@ def main() -> None:
 
 
 def show(tasks: list[str], seconds: dict[tuple[str, str], list[float]]) -> None:
-    table = Table(title="median ms a round", title_justify="left")
-    for header in ("", "engine", "its round", "beside", "its round", "more", "ratio"):
-        table.add_column(header, justify="right" if header in {"its round", "more", "ratio"} else "left")
+    """Median milliseconds of a round; ratios of the medians and of the best rounds."""
+    cells = [["model", "engine", "a round", "beside", "its round", "more", "ratio", "of the best"]]
     for name, (engine, beside) in itertools.product(tasks, BESIDE.items()):
         if (name, engine) in seconds:
-            ours, theirs = (1000 * statistics.median(seconds[name, way]) for way in (engine, beside))
-            more, ratio = f"{ours - theirs:+.1f}", f"{ours / theirs:.2f}"
-            table.add_row(name, engine, f"{ours:.1f}", beside, f"{theirs:.1f}", more, ratio)
-    Console().print(table)
+            both = [seconds[name, way] for way in (engine, beside)]
+            ours, theirs = (1000 * statistics.median(lengths) for lengths in both)
+            more, ratio = f"{ours - theirs:.0f}", f"{ours / theirs:.2f}"
+            best = f"{min(both[0]) / min(both[1]):.2f}"
+            cells.append([name, engine, f"{ours:.0f}", beside, f"{theirs:.0f}", more, ratio, best])
+    sys.stdout.write(f"{markdown(cells)}\n\n")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
+from tables import markdown
 from torch import nn
 
 import flatfed as ff
@@ -208,19 +208,17 @@ def main() -> None:
     for what, x, case in track(cases, "cases", console=Console(stderr=True)):
         result = in_own_process(case, options.rounds)
         measured[what].append((result["parameters"] if what == "parameters" else x, case.algorithm, result))
-    table = Table(title="10 participants, 10,000 clients, logistic regression, but for what grows")
-    for header in ("what grows", "to", *(f"{name}, {unit}" for name in COLOURS for unit in ("ms", "MB"))):
-        table.add_column(header, justify="left" if header == "what grows" else "right")
+    units = [f"{name}, {unit}" for name in COLOURS for unit in ("ms", "MB")]
+    cells = [["what grows", "to", *units]]
     for what, points in measured.items():
         for x in dict.fromkeys(x for x, _, _ in points):
             numbers: list[str] = []
             for name in COLOURS:
                 (result,) = [result for other, algorithm, result in points if (other, algorithm) == (x, name)]
                 numbers += [f"{1000 * result['seconds']:.1f}", f"{result['megabytes']:.0f}"]
-            table.add_row(what, f"{x:,.0f}", *numbers)
-    Console().print(table)
+            cells.append([what, f"{x:,.0f}", *numbers])
+    sys.stdout.write(f"{markdown(cells)}\n")
     options.picture.write_text(picture(measured))
-    Console().print(f"picture: {options.picture}")
 
 
 if __name__ == "__main__":

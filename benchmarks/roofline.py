@@ -31,6 +31,7 @@ import torch.nn.functional as F
 from machine import StealTime, processor_name, refuse_unless_idle
 from rich.console import Console
 from rich.progress import track
+from tables import markdown
 from torch._C._profiler import _ExperimentalConfig
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
@@ -259,11 +260,6 @@ def operations_of_round(task: Task, rounds: int) -> dict[str, float]:
     return {name.removeprefix("aten::"): value / total for name, value in ranked[:OPERATIONS]}
 
 
-def rows(cells: list[list[str]]) -> str:
-    head, *body = cells
-    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *body])
-
-
 def milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:.1f}" if seconds < 0.1 else f"{1000 * seconds:.0f}"
 
@@ -317,7 +313,7 @@ def main() -> None:
     }
     tables = [peaks, shares] if options.no_profile else [peaks, shares, profiles, operations]
     facts = "\n".join(f"- {key}: {value}" for key, value in about.items())
-    text = "\n\n".join([*map(rows, tables), facts]) + "\n"
+    text = "\n\n".join([*map(markdown, tables), facts]) + "\n"
     options.output.with_suffix(".md").write_text(text)
     options.output.with_suffix(".json").write_text(
         json.dumps({"about": about, "machine": machine, "tasks": raw}, indent=1)

@@ -1,4 +1,5 @@
-"""Writes a page per algorithm, the pages of deviations and of the papers, and the catalog of `flatfed list`.
+"""Writes a page per algorithm, the pages of deviations, of the papers and of the race, and what programs
+read: the catalog of `flatfed list` and the portfolio of `flatfed recommend`.
 
 `python docs/generate.py` writes them; the tests check that none is missing or out of date.
 """
@@ -13,6 +14,12 @@ from flatfed.algorithms import ALGORITHMS, equations
 from flatfed.algorithms.registry import FAMILIES, facts
 from flatfed.papers import papers
 from flatfed.papers.coverage import coverage
+from flatfed.race.page import race_page
+from flatfed.race.portfolio import portfolio_of
+from flatfed.race.preset import preset
+from flatfed.race.results import FLATNESS, Measured, Result, read_rows
+from flatfed.race.standings import all_standings, rank_methods, ranked
+from flatfed.report.rank_diagram import rank_diagram
 
 ROOT = Path(__file__).parents[1]
 
@@ -80,6 +87,9 @@ def deviations() -> str:
     for name in sorted(ALGORITHMS):
         text = " ".join(equations(name).partition("Deviations:")[2].split())
         lines += [f"- **{title(name).partition(':')[0]}**: {text}"]
+    lines += ["", "## The authors' code of whole papers", "", "Read, not run."]
+    for paper in (paper for paper in papers().values() if paper.released):
+        lines += ["", f"{paper.title}:", "", *(f"- {fact}" for fact in paper.released)]
     return "\n".join([*lines, ""])
 
 
@@ -87,7 +97,6 @@ STATUS = {
     "run in full": "run at the paper's scale",
     "run in part": "some of its parts, or fewer rounds, have been run",
     "tried out": "runs; the tests run it at the small scale only",
-    "by hand": "the runs have a command, the picture takes a further step",
     "missing": "no command makes it",
     "no numbers": "nothing to reproduce: a drawing, or a list of data, models or properties",
 }
@@ -97,8 +106,9 @@ def coverage_page() -> str:
     lines = [
         "# The papers' tables and figures, and what there is of them",
         "",
-        "Generated from `src/flatfed/papers/*.toml` by `make docs`. `flatfed reproduce TABLE --explain`",
-        "prints every setting of a table and its source.",
+        "Generated from `src/flatfed/papers/*.toml` by `make docs`. `flatfed reproduce NAME --explain`",
+        "prints every setting of a table or figure and its source; `--scale laptop` sizes a figure for an",
+        "hour on two cores.",
         "",
         *(f"- *{status}*: {meaning}" for status, meaning in STATUS.items()),
     ]
@@ -120,6 +130,19 @@ def catalog() -> str:
     return json.dumps(dict(by_family), indent=1, ensure_ascii=False) + "\n"
 
 
+def race_pages() -> dict[Path, str]:
+    """What the race's raw results say, and what `flatfed recommend` starts from."""
+    folder = Path("docs") / "race"
+    rows = read_rows(ROOT / folder / "results.csv", Result)
+    measured = read_rows(ROOT / folder / FLATNESS, Measured)
+    written = {folder / "README.md": race_page(preset(), rows, measured, "ranks.svg")}
+    ranks = rank_methods(ranked(all_standings(rows, preset().tasks)), by_seed=True)
+    if ranks is not None:
+        written[folder / "ranks.svg"] = rank_diagram(ranks)
+    portfolio = json.dumps(portfolio_of(preset(), rows), indent=1)
+    return {**written, Path("src/flatfed/race/portfolio.json"): f"{portfolio}\n"}
+
+
 def pages() -> dict[Path, str]:
     """Every generated file by its path below the project's folder."""
     docs = Path("docs")
@@ -130,6 +153,7 @@ def pages() -> dict[Path, str]:
         docs / "deviations.md": deviations(),
         docs / "coverage.md": coverage_page(),
         Path("src/flatfed/algorithms/catalog.json"): catalog(),
+        **race_pages(),
     }
 
 

@@ -23,6 +23,7 @@ from flatfed.core.state import Dimensions, State, initial_state
 MATCHING = parts.TrajectoryMatching(models=3, samples_per_class=1, iterations=2, steps=1, span=1)
 VARIANTS: tuple[Part, ...] = (
     parts.LookAhead(0.6),
+    parts.PerturbedLookAhead(0.6, 0.3),
     parts.PerturbedStart(0.3),
     parts.SharpnessAware(0.2),
     parts.SharpnessAware(0.2, 0.7, normalize=False),
@@ -49,6 +50,7 @@ VARIANTS: tuple[Part, ...] = (
     parts.FullGradientMomentum(0.6),
     parts.LocalMomentum(0.6, nesterov=True, state="averaged"),
     parts.LocalMomentum(0.6, nesterov=True),
+    parts.LocalMomentum(0.6, damped=True),
     parts.LocalMomentum(0.6, state="kept"),
     parts.AdamW(eps=0.1),
     parts.AdamW(eps=0.1, state="kept"),
@@ -64,6 +66,8 @@ VARIANTS: tuple[Part, ...] = (
     parts.Momentum(0.6, absorb_shift=True),
     parts.Adam(0.05),
     parts.Extrapolate(0.05, 0.9),
+    parts.LateAverage(2, of=parts.Momentum(0.6)),
+    parts.Unaveraged(),
     MATCHING,
     parts.FineTune(epochs=1, batch=2),
     parts.FineTune(epochs=1, batch=2, aggregate=False),
@@ -77,6 +81,14 @@ VARIANTS: tuple[Part, ...] = (
 )
 
 
+OWNERS: dict[type[Part], Part] = {
+    parts.TrajectoryMatching: MATCHING,
+    parts.Momentum: parts.Momentum(0.6),
+    parts.LateAverage: parts.LateAverage(2),
+}
+"""Parts whose vectors others read."""
+
+
 def composed(*chosen: Part, **others: Any) -> Algorithm:
     """An algorithm of these parts, and of those that they cannot do without where that slot is free."""
     slots: dict[str, Any] = dict(others)
@@ -88,7 +100,7 @@ def composed(*chosen: Part, **others: Any) -> Algorithm:
         else:
             slots[part.slot] = part
     for reads in [reads for part in chosen for reads in part.reads]:
-        needed: Part = MATCHING if reads.owner is parts.TrajectoryMatching else parts.Momentum(0.6)
+        needed = OWNERS[reads.owner]
         slots.setdefault(needed.slot, needed)
     return Algorithm(**slots)
 

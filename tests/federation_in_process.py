@@ -154,6 +154,20 @@ def normalised() -> nn.Module:
     return nn.Sequential(first, nn.BatchNorm1d(5).double(), *others)
 
 
+class Single(nn.Module):
+    """Has a buffer in single precision."""
+
+    def __init__(self, step: float) -> None:
+        super().__init__()
+        self.step = step
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.seen += self.step
+        return inputs
+
+
 def changed_header(**changes: Any) -> Callable[[Message], Message]:
     def change(reply: Message) -> Message:
         header = json.loads(reply.content["header"]["json"]) | changes

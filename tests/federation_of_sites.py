@@ -11,9 +11,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from forked_programs import forked_programs
 
 from flatfed.training.config import Config
 
@@ -49,21 +51,11 @@ def until(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -
 class Federation:
     """Processes of the deployment, and what is on its disks."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
         self.folder, self.blocks = folder, commands()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.port = free_port()
-        self.environment = {
-            **os.environ,
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT / "src"),
-            "FLWR_HOME": str(folder / "flwr"),
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
-            "SUPERLINK": "localhost",
-            "PORT": str(self.port),
-        }
+        self.environment = {**environment, "SUPERLINK": "localhost", "PORT": str(self.port)}
 
     def block(self, title: str, number: int = 0) -> str:
         return self.blocks[title][number].replace("PORT=8000", f"PORT={self.port}")
@@ -167,7 +159,21 @@ def kill(numbers: Iterable[int]) -> None:
 @contextlib.contextmanager
 def deployed(folder: Path) -> Iterator[Federation]:
     """Everything up to the point where a run can be submitted: a SuperLink and the sites' SuperNodes."""
-    federation = Federation(folder)
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT / "src"),
+        "FLWR_HOME": str(folder / "flwr"),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+    }
+    with forked_programs(folder, environment) as changed:
+        yield from _started(Federation(folder, changed))
+
+
+def _started(federation: Federation) -> Iterator[Federation]:
+    folder = federation.folder
     try:
         federation.do(federation.block("The app").replace("flatfed ", f"{sys.executable} -m flatfed "))
         federation.do(federation.block("1. Certificates"))

@@ -40,11 +40,16 @@ def federation() -> ff.Federation:
     return ff.Federation.from_tensors(list(zip(inputs, targets, strict=True)))
 
 
-def train(folder: Path | str | None, rounds: int, **changed: Any) -> ff.Run:
+def plain() -> nn.Module:
     model = nn.Linear(FEATURES, CLASSES)
     with torch.no_grad():
         model.weight.fill_(0.1)
         model.bias.zero_()
+    return model
+
+
+def train(folder: Path | str | None, rounds: int, model: nn.Module | None = None, **changed: Any) -> ff.Run:
+    model = plain() if model is None else model
     settings = {
         "algorithm": ff.fedmoswa(),
         "participants": 2,
@@ -76,11 +81,11 @@ def assert_same(left: ff.Run, right: ff.Run) -> None:
     assert without_seconds(left.history) == without_seconds(right.history)
 
 
-def refusal(call: Callable[[], object]) -> str:
+def refusal(call: Callable[[], object], kind: type[Exception] = ff.FlatfedError) -> str:
     """The one line with which a call is refused; the exception itself, and what it holds, is not kept."""
     try:
         call()
-    except ff.FlatfedError as error:
+    except kind as error:
         message = str(error)
     else:
         pytest.fail("it was not refused")

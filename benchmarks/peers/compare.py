@@ -32,6 +32,7 @@ from work import LARGE, TASKS
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 from machine import StealTime, processor_name, refuse_unless_idle
+from tables import markdown
 
 TORCH = ["torch==2.13.0"]
 FLUKE_NEEDS = (
@@ -141,11 +142,6 @@ def check_losses(task: str, runs: Runs) -> None:
         sys.exit(f"{task}: the final losses differ, so it was not the same work: {listed}")
 
 
-def rows(cells: list[list[str]]) -> str:
-    head, *body = cells
-    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *body])
-
-
 def tables(measured: dict[str, Runs], about: dict[str, Any]) -> str:
     """Best and median milliseconds of a round by framework, and of every configuration."""
     present = {way.framework for runs in measured.values() for way in runs}
@@ -169,7 +165,7 @@ def tables(measured: dict[str, Runs], about: dict[str, Any]) -> str:
         behind = f"{ours / loops:.2f}" if ours and loops else ""
         short.append([task, *(cells[name] for name in names), ahead, behind])
     facts = "\n".join(f"- {name}: {value}" for name, value in about.items())
-    return f"Best round (median), ms:\n\n{rows(short)}\n\n{rows(long)}\n\n{facts}\n"
+    return f"Best round (median), ms:\n\n{markdown(short)}\n\n{markdown(long)}\n\n{facts}\n"
 
 
 def main() -> None:

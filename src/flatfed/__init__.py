@@ -11,19 +11,21 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flatfed import diagnostics, parts
+    from flatfed import diagnostics, parts, theory
     from flatfed.algorithms import ALGORITHMS, build
     from flatfed.core.algorithm import Algorithm
     from flatfed.core.errors import DivergedError, FlatfedError, FlatfedWarning
     from flatfed.core.flat import model_to_vector, vector_to_model
-    from flatfed.core.settings import Training
+    from flatfed.core.settings import Sharing, Training
     from flatfed.data.federation import Federation
     from flatfed.engines.execution import Execution
     from flatfed.engines.metrics import whole
+    from flatfed.models.lora import lora
+    from flatfed.race.recommend import recommend
     from flatfed.report.comparison import compare
     from flatfed.runs.load import load_run
     from flatfed.runs.train import Run, plot, train
-    from flatfed.training.callbacks import TensorBoard
+    from flatfed.training.callbacks import MLflow, TensorBoard, Wandb
     from flatfed.training.loop import Progress
     from flatfed.training.task import Task, accuracy
 
@@ -37,19 +39,25 @@ __all__ = [
     "Federation",
     "FlatfedError",
     "FlatfedWarning",
+    "MLflow",
     "Progress",
     "Run",
+    "Sharing",
     "Task",
     "TensorBoard",
     "Training",
+    "Wandb",
     "accuracy",
     "build",
     "compare",
     "diagnostics",
     "load_run",
+    "lora",
     "model_to_vector",
     "parts",
     "plot",
+    "recommend",
+    "theory",
     "train",
     "vector_to_model",
     "whole",
@@ -61,14 +69,16 @@ _MODULES = {
     "core.algorithm": ("Algorithm",),
     "core.errors": ("DivergedError", "FlatfedError", "FlatfedWarning"),
     "core.flat": ("model_to_vector", "vector_to_model"),
-    "core.settings": ("Training",),
+    "core.settings": ("Sharing", "Training"),
     "data.federation": ("Federation",),
     "engines.execution": ("Execution",),
     "engines.metrics": ("whole",),
+    "models.lora": ("lora",),
+    "race.recommend": ("recommend",),
     "report.comparison": ("compare",),
     "runs.load": ("load_run",),
     "runs.train": ("Run", "plot", "train"),
-    "training.callbacks": ("TensorBoard",),
+    "training.callbacks": ("MLflow", "TensorBoard", "Wandb"),
     "training.loop": ("Progress",),
     "training.task": ("Task", "accuracy"),
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,10 @@ def complaint(*arguments: object) -> str:
     assert result.exit_code == 2
     assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
     return result.stderr
+
+
+def test_a_target_that_no_accuracy_reaches_or_misses(tmp_path):
+    assert complaint("report", tmp_path, "--target", "nan").startswith("error: --target nan: give")
 
 
 @pytest.mark.parametrize(
@@ -101,3 +107,25 @@ def test_what_is_no_config_file_is_refused_without_waiting(kind, tmp_path):
     ):
         assert str(config) in complaint(*arguments)
     assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["list", ">&-"], (0, "", "")),
+        (["show", "nothing", "2>&-"], (2, "", "")),
+        (["runs", ".", "--where", "x", "<&-"], (2, "", "error: --where 'x': write it as key=value")),
+        (["show", "fedsam", ">", "page"], (0, "", "")),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
+def test_streams_may_be_closed_or_lack_greek_letters(arguments, expected, tmp_path):
+    command = " ".join([sys.executable, "-m", "flatfed", *arguments])
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        command, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    code, output, error = expected
+    assert (done.returncode, done.stdout) == (code, output) and done.stderr.startswith(error), done.stderr
+    if "page" in arguments:
+        assert "\\u03c1" in (tmp_path / "page").read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import sys
 from pathlib import Path
 
@@ -71,6 +72,15 @@ def test_it_is_compared_tuned_diagnosed_and_reported(written):
     assert "flatfed run my_task.py:make --set training.rounds=3 --set training.lr=0.3" in tuned
     (run,) = Path("runs").glob("fedsam-seed0-*")
     assert "accuracy" in flatfed("diagnose", run, "clients")
+    diagnosed = json.loads(flatfed("diagnose", "my_task.py:make", "clients", "--json"))
+    assert len(diagnosed) == 6 and {"clients"} == set().union(*diagnosed.values())
+    assert str(run) in diagnosed
+    flatfed("report", "my_task.py:make", "-o", "task.html")
+    assert "fedsam" in Path("task.html").read_text()
+    shutil.copy("my_task.py", "other.py")
+    assert "other.py:make: no run of it in runs; make one with flatfed run" in refusal(
+        "report", "other.py:make"
+    )
 
 
 def test_a_run_resumes_to_the_same_bytes_from_anywhere(written, folder, monkeypatch):
@@ -305,3 +315,88 @@ def test_new_does_not_hide_a_package(folder):
     (folder / "link.py").symlink_to(folder / "elsewhere.py")
     assert "link.py: it exists already" in refusal("new", "link")
     assert not (folder / "elsewhere.py").exists()
+
+
+FAILING = """
+import torch
+import flatfed as ff
+
+
+def samples(number):
+    if number == LAST:
+        raise KeyError("no such file")
+    return torch.randn(6, 3, generator=torch.Generator().manual_seed(number)), torch.arange(6) % 2
+
+
+class Images:
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        return samples(LAST)
+
+
+class Metric:
+    def reset(self):
+        raise KeyError("no state")
+
+    def update(self, outputs, targets):
+        pass
+
+    compute = reset
+
+
+def make(which):
+    test = samples(9)
+    if which == "dataset":
+        federation = ff.Federation.from_dataset(Images(), [[0], [1, 2]])
+    elif which == "metric":
+        federation = ff.Federation.from_tensors([samples(0), samples(1)], test)
+        return ff.Task(torch.nn.Linear(3, 2), federation, metrics={"mine": Metric()})
+    else:
+        federation = ff.Federation.from_function(5, samples, test)
+    return ff.Task(torch.nn.Linear(3, 2), federation, name="failing", version="1")
+"""
+
+
+@pytest.mark.parametrize(
+    ("which", "last", "message"),
+    [
+        ("dataset", 0, "task.py:make: dataset[0]: Images raised KeyError: 'no such file'"),
+        ("function", 0, "clients[0]: samples raised KeyError: 'no such file'"),
+        ("function", 4, "clients[4]: samples raised KeyError: 'no such file'"),
+        ("metric", 4, "mine: it cannot be copied and reset ('no state')"),
+    ],
+)
+def test_errors_of_data_and_metrics_are_named_in_one_line(folder, which, last, message):
+    (folder / "task.py").write_text(FAILING.replace("LAST", str(last)))
+    answer = refusal("run", "task.py:make", "--set", f"task.which={which}", *SHORT, "--folder", "run")
+    assert message in answer
+
+
+STATES = {
+    "a dict in its state": (
+        "    def get_extra_state(self):\n        return {}",
+        "model: its state has '_extra_state', a dict, and only tensors are stored",
+    ),
+    "a state that raises": (
+        "    def state_dict(self, *_, **__):\n        raise KeyError('lost')",
+        "model: state_dict of Model raised KeyError: 'lost'",
+    ),
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_model_that_cannot_be_stored_is_refused_before_it_is_trained(written, state):
+    methods, message = STATES[state]
+    edited(written, ("    def forward", f"{methods}\n\n    def forward"))
+    assert message in refusal("run", "my_task.py:make", *SHORT, "--folder", "run")
+    assert not Path("run").exists()
+
+
+def test_a_file_that_changes_the_current_folder_does_not_move_the_run(written, folder):
+    (folder / "elsewhere").mkdir()
+    edited(written, ("    draw = ", "    import os\n    os.chdir('elsewhere')\n    draw = "))
+    flatfed("run", "my_task.py:make", *SHORT, "--folder", "run")
+    assert (folder / "run" / "model.safetensors").exists()
+    assert list((folder / "elsewhere").iterdir()) == []

@@ -51,6 +51,11 @@ def test_every_run_is_listed_with_how_it_ended(root):
     assert shown.exit_code == 0 and "2 of 2 runs" in shown.stdout and "damaged" in shown.stdout
 
 
+def test_conditions_may_hold_anything(root):
+    for value in ("[" * 10**5, "9" * 5000, "\x1b[31m", ""):
+        assert listed(root, "--where", f"training.seed={value}") == {}
+
+
 def test_conditions_choose_by_setting_and_state(root):
     assert list(listed(root, "--where", "algorithm.name=scaffold")) == ["b"]
     assert list(listed(root, "--where", "training.seed=0", "--where", "state=complete")) == ["a"]
@@ -65,6 +70,47 @@ def test_removing_leaves_everything_that_no_run_has_written(root):
     left = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
     assert left == {"notes.txt", "deep/config.json", "a/notes.txt", "a/checkpoint/weights.safetensors"}
     assert done.stderr.count("not a file of a run") == 2
+
+
+def test_a_folder_that_only_looks_like_a_run_is_neither_listed_nor_removed(root):
+    """A published model, as it is downloaded, beside somebody's checkpoints."""
+    mine = root / "bert"
+    (mine / "checkpoint").mkdir(parents=True)
+    (mine / "config.json").write_text('{"architectures": ["Bert"]}')
+    (mine / "model.safetensors").write_text("weights of mine")
+    assert set(listed(root)) == {"a", "b"}
+    assert runs(root, "--remove", "--yes").exit_code == 0
+    assert (mine / "model.safetensors").read_text() == "weights of mine" and (mine / "config.json").exists()
+
+
+def test_removing_leaves_a_model_and_notes_that_have_taken_the_places_of_a_runs(root):
+    model, notes = root / "a" / "model.safetensors", root / "a" / "diagnostics" / "notes.json"
+    model.write_text("weights of mine")
+    notes.parent.mkdir()
+    notes.write_text('{"remember": "the milk"}')
+    (notes.parent / "hessian.json").write_text('{"format": 1, "result": {}}')
+    done = runs(root, "--where", "training.seed=0", "--remove", "--yes")
+    assert done.exit_code == 0, done.output
+    left = [path for path in (root / "a").rglob("*") if path.is_file()]
+    assert sorted(left) == [notes, model]
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("config.json", '{"algorithm": 3, "training": {"rounds": Infinity, "seed": 0}}'),
+        ("config.json", '{"algorithm": [], "training": {"rounds": 1e400, "seed": []}}'),
+        ("config.json", '{"algorithm": {}, "training": {"rounds": 2, "seed": 0}, "data": {"dataset": {}}}'),
+        ("config.json", "[" * 10**5),
+        ("history.jsonl", '{"round": 1, "test_accuracy": "high"}'),
+        ("history.jsonl", '{"round": 1, "test_accuracy": [' + "9" * 400 + "]}"),
+    ],
+)
+def test_runs_that_hold_anything_are_listed_all_the_same(root, file, content):
+    (root / "a" / file).write_text(content)
+    for arguments in ([], ["--json"]):
+        done = runs(root, *arguments)
+        assert done.exit_code == 0, done.exception
 
 
 def test_removing_asks_first_and_only_takes_what_is_listed(root):
@@ -89,7 +135,10 @@ def test_a_run_that_is_running_is_not_removed(root):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["none"], "none: no such folder"), ([".", "--where", "x"], "--where 'x': write it as key=value")],
+    [
+        (["none"], "none: no such folder"),
+        ([".", "--where", "x"], "--where 'x': write it as key=value"),
+    ],
 )
 def test_mistakes(arguments, message):
     done = runs(*arguments)

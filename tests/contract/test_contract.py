@@ -509,6 +509,7 @@ def test_declared_costs(name):
 def test_options_change_what_is_declared():
     assert declared(ff.fedlesam(memory="server")) == Cost(down=2, server=("previous_model",))
     assert declared(ff.fedlnag(communicate=False)) == Cost()
+    assert declared(ff.fednsam(single_vector=True)) == COSTS["fednsam"]._replace(down=1)
     assert declared(ff.scaffold(option="I")) == COSTS["scaffold"]._replace(full_passes=1)
     assert declared(ff.fedmoswa(option="I")) == COSTS["fedmoswa"]._replace(full_passes=1)
     assert declared(ff.fedsynsam(local_weight=1.0)) == COSTS["fedsynsam"]._replace(once=0, evaluations=2)

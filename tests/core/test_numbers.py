@@ -74,12 +74,24 @@ TRAINING: dict[str, Any] = {
     "weight_decay": 0.1,
     "clip": 1.0,
     "evaluate_every": 1,
+    "fine_tuning_steps": 2,
+    "patience": 3,
     "seed": 3,
 }
 
 
 def test_every_number_of_a_training_is_tried():
-    other = {"sampling", "radius_schedule", "clip_stage", "weighting", "evaluate", "path", "precision"}
+    other = {
+        "sampling",
+        "radius_schedule",
+        "clip_stage",
+        "weighting",
+        "evaluate",
+        "path",
+        "precision",
+        "best_by",
+        "sharing",
+    }
     assert set(ff.Training.model_fields) == {*TRAINING, *other}
 
 

@@ -25,7 +25,7 @@ CIFAR10_FILES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batc
 def refused(*parts):
     """The block raises a one-line error that holds all the parts."""
     with pytest.raises(FlatfedError) as caught:
-        yield
+        yield caught
     text = str(caught.value)
     assert "\n" not in text
     for part in parts:
@@ -261,6 +261,12 @@ def write_everything(root: Path):
 
 
 # How to write a few samples of every registered data set, and the options that load so few.
+def write_client_folder(root: Path):
+    for name, rows in {"ann": 4, "bob": 3, "test": 2}.items():
+        lines = [f"{row / 2},{len(name) - row},{'yes' if row % 2 else 'no'}" for row in range(rows)]
+        (root / f"{name}.csv").write_text("\n".join(["age,height,label", *lines, ""]))
+
+
 WRITERS = {
     "cifar10": write_cifar10,
     "cifar100": write_cifar100,
@@ -270,13 +276,17 @@ WRITERS = {
     "emnist_l": lambda root: write_emnist(root / "emnist"),
     "fashion_mnist": lambda root: write_mnist(root / "fashion-mnist"),
     "femnist": write_femnist,
+    "folder": write_client_folder,
     "image_folder": lambda root: write_image_folder(root, ["ant", "bee"]),
     "mnist": lambda root: write_mnist(root / "mnist"),
     "npz": lambda root: write_npz(root / "data.npz"),
     "shakespeare": write_shakespeare,
     "tiny_imagenet": write_tiny_imagenet,
 }
-SMALL_OPTIONS = {"shakespeare": {"roles": 2, "train_samples": 8, "test_samples": 8}}
+SMALL_OPTIONS = {
+    "folder": {"targets": "label"},
+    "shakespeare": {"roles": 2, "train_samples": 8, "test_samples": 8},
+}
 
 
 def write_npz(path: Path):

@@ -141,6 +141,52 @@ def test_loaded_data_that_cannot_be_trained_on_are_refused(clients, loaded, test
         Federation.from_function(clients, lambda _: loaded, test).client(0)
 
 
+class Broken(Numbered):
+    """Says why it cannot be read, by whatever it has in place of a sample."""
+
+    def __len__(self):
+        if isinstance(self.items, Exception):
+            raise self.items
+        return len(self.items)
+
+    def __getitem__(self, index):
+        if isinstance(self.items[index], Exception):
+            raise self.items[index]
+        return self.items[index]
+
+
+@pytest.mark.parametrize(
+    ("items", "said"),
+    [
+        ([(torch.ones(1), 0), KeyError("gone")], "dataset[1]: Broken raised KeyError: 'gone'"),
+        ([OSError("")], "dataset[0]: Broken raised OSError: OSError"),
+        (LookupError("no index\nfile"), "dataset: the length of Broken raised LookupError: no index"),
+    ],
+)
+def test_errors_of_a_data_set_say_where_they_come_from(items, said):
+    with refused(said) as error:
+        Federation.from_dataset(Broken(items), [[0]])
+    assert error.value.__cause__ is (items if isinstance(items, Exception) else items[-1])
+
+
+def unreadable(number):
+    if number == 3:
+        raise KeyError("gone")
+    return samples()
+
+
+@pytest.mark.parametrize("which", ["clients", "client_tests"])
+def test_errors_of_a_function_that_loads_say_where_they_come_from(which):
+    loads = {"load": lambda number: samples(), "client_tests": None}
+    loads["load" if which == "clients" else which] = unreadable
+    federation = Federation.from_function(4, **loads)
+    read = federation.client if which == "clients" else federation.client_test
+    assert read(2) is not None or which == "client_tests"
+    with refused(f"{which}[3]: unreadable raised KeyError: 'gone'") as error:
+        read(3)
+    assert isinstance(error.value.__cause__, KeyError)
+
+
 LABELS = np.arange(60_000)
 WITH_CONCENTRATION = ["dirichlet_client", "dirichlet_client_refill", "dirichlet_class", "quantity_skew"]
 ABSURD = [

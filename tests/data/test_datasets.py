@@ -18,10 +18,9 @@ import torch
 
 from data import fake
 from data.fake import assert_holds, refused
-from flatfed.data.datasets import CATALOG, DATASETS, cifar, data_folder, from_huggingface, idx, shakespeare
-from flatfed.data.datasets.base import pixel_statistics
+from flatfed.data.datasets import CATALOG, DATASETS, cifar, data_folder, idx, shakespeare
 from flatfed.data.partition.natural import Natural
-from flatfed.data.transform import ImageTransform
+from flatfed.data.transform import ImageTransform, pixel_statistics
 
 
 def load(name, folder, **options):
@@ -161,6 +160,9 @@ def test_normalisation_and_augmentation_are_options(tmp_path):
             load(name, tmp_path, normalisation="fedswaa")
         with refused("augmentation = 'crop'", "crop_flip"):
             load(name, tmp_path, augmentation="crop")
+    fake.write_tiny_imagenet(tmp_path)
+    whole = load("tiny_imagenet", tmp_path, normalisation="imagenet").transform
+    assert whole == ImageTransform((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "none")
     assert load("fashion_mnist", tmp_path, normalisation="mnist").transform == ImageTransform(
         (0.1307,), (0.3081,)
     )
@@ -876,80 +878,6 @@ def test_bad_archives_are_refused(tmp_path):
         path.write_bytes(content)
         with refused(path, said):
             DATASETS["npz"](folder=tmp_path)
-
-
-# --- Hugging Face ---
-
-
-class Split:
-    """What the loader asks of a split of the `datasets` library."""
-
-    def __init__(self, columns, classes=None):
-        self.columns, self.column_names = columns, list(columns)
-        self.features = {name: type("Feature", (), {"num_classes": classes})() for name in columns}
-
-    def __getitem__(self, column):
-        return self.columns[column]
-
-
-def test_hugging_face_numbers_and_groups():
-    train = Split({"x": [[1.0, 2.0], [3.0, 4.0]], "y": [1, 0], "user": ["bo", "al"]}, classes=4)
-    test = Split({"x": [[5.0, 6.0]], "y": [1], "user": ["bo"]})
-    loaded = from_huggingface(
-        {"train": train, "validation": test}, "x", "y", test="validation", group_column="user"
-    )
-    assert loaded.train_inputs.tolist() == [[1.0, 2.0], [3.0, 4.0]] and loaded.test_targets.tolist() == [1]
-    assert loaded.classes == 4 and loaded.group_names == ("al", "bo")
-    assert loaded.groups.tolist() == [1, 0] and loaded.test_groups.tolist() == [1]
-    plain = {"train": {"x": [[1], [2]], "y": [0, 2]}, "test": {"x": [[3]], "y": [1]}}
-    assert from_huggingface(plain, "x", "y").classes == 3
-
-
-@pytest.mark.parametrize("colour", [True, False])
-def test_hugging_face_images(colour):
-    from PIL import Image
-
-    generator = np.random.default_rng(0)
-    pixels = generator.integers(0, 256, (3, 5, 4, 3) if colour else (3, 5, 4), dtype=np.uint8)
-    pictures = [Image.fromarray(each) for each in pixels]
-    loaded = from_huggingface(
-        {
-            "train": Split({"img": pictures[:2], "label": [0, 1]}),
-            "test": Split({"img": pictures[2:], "label": [1]}),
-        },
-        "img",
-        "label",
-        augmentation="crop_flip",
-    )
-    expected = pixels.transpose(0, 3, 1, 2) if colour else pixels[:, None]
-    np.testing.assert_array_equal(loaded.train_inputs, expected[:2])
-    np.testing.assert_array_equal(loaded.test_inputs, expected[2:])
-    assert isinstance(loaded.transform, ImageTransform) and loaded.transform.augmentation == "crop_flip"
-
-
-def test_bad_hugging_face_data_are_refused():
-    good = Split({"image": [[1.0], [2.0]], "label": [0, 1]})
-    for given, columns, said in (
-        ({"train": good}, ("image", "label"), "no split 'test'"),
-        ({"train": good, "test": good}, ("imgae", "label"), "did you mean 'image'"),
-        (
-            {"train": good, "test": Split({"image": [[1.0], [2.0, 3.0]], "label": [0, 1]})},
-            ("image", "label"),
-            "test.image: its values differ in shape",
-        ),
-        (
-            {"train": good, "test": Split({"image": [["a"], ["b"]], "label": [0, 1]})},
-            ("image", "label"),
-            "test_inputs are <U1",
-        ),
-        (
-            {"train": good, "test": Split({"image": [[1.0]], "label": [-1]})},
-            ("image", "label"),
-            "test_targets hold -1",
-        ),
-    ):
-        with refused(said):
-            from_huggingface(given, *columns)
 
 
 # --- where data live ---

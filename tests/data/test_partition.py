@@ -289,6 +289,18 @@ def test_fill_has_the_distribution_of_the_slot_by_slot_loop(monkeypatch):
         assert np.abs(fill_frequencies(fill, 1) - naive).max() < 4.5 * np.sqrt(0.5 / 800)
 
 
+def test_clients_may_be_of_log_normal_sizes():
+    labels = np.repeat(np.arange(10), 1000)
+    split = PARTITIONS["dirichlet_client"](concentration=0.3, size_spread=0.5).split
+    rows = split(labels, 200, np.random.default_rng(0))
+    sizes = np.array([len(own) for own in rows])
+    assert sizes.sum() == len(np.unique(np.concatenate(rows))) == 10_000 and sizes.min() >= 1
+    # Of 200 clients the deviation is known to a twentieth; a sample each is set aside.
+    assert np.log(sizes - 1).std() == pytest.approx(0.5, rel=0.15)
+    equal = PARTITIONS["dirichlet_client"](concentration=0.3, size_spread=0.0)
+    assert {len(own) for own in equal.split(labels, 200, np.random.default_rng(0))} == {50}
+
+
 def test_clients_without_a_wish_left_draw_in_proportion_to_the_samples_left():
     priors = np.array([[1.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 1e-200]])
     owners = np.repeat([0, 1], [200, 1])

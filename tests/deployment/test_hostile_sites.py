@@ -109,6 +109,16 @@ def test_an_upload_far_beyond_the_others_never_enters_the_mean(kind, tmp_path, c
     assert_same_bits(local(deployment, {(1, client)}), served, *also)
 
 
+def test_numbers_whose_squares_are_too_large_are_refused_whatever_the_ratio(tmp_path, caplog):
+    """Beside the ratio, which an operator may set to anything, their own precision is a bound."""
+    deployment = Deployment(tmp_path, ff.fedavg(), rounds=2, max_norm_ratio=1e38, **SINGLE)
+    client = deployment.members(1)[0]
+    only(deployment, client, 1, filled(1e30, ff.fedavg()))
+    served = deployment.serve()
+    assert "refused, displacement: it holds numbers beyond" in caplog.text
+    assert_same_bits(local(deployment, {(1, client)}), served)
+
+
 def test_a_buffer_far_beyond_the_others_is_refused(tmp_path, caplog):
     deployment = Deployment(tmp_path, ff.scaffold(), normalised)
     client = deployment.returning(1)

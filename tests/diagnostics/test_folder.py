@@ -77,13 +77,21 @@ def test_every_diagnostic_writes_its_file_in_the_agreed_shape(folder, made):
         "line": {"other", "position", "train_loss", "test_loss", "test_accuracy"},
         "plane": {"x", "y", "loss", "points"},
         "sharpness": {"radius", "global", "clients"},
-        "drift": {"flatness_distance", "client_drift", "steps", "drift_by_step"},
-        "local_stability": {"steps", "discrepancy"},
+        "drift": {"flatness_distance", "client_drift", "steps", "drift_by_step", "distance_by_step"},
+        "local_stability": {"steps", "discrepancy", "bound"},
         "global_stability": {"rounds", "discrepancy", "replacements", "replaced", "bound"},
         "generalization": {"train", "test", "unseen_clients", "gap"},
         "clients": {"accuracy", "mean", "deviation", "binomial_floor", "samples"},
         "perturbation": {"clients", "cosine"},
-        "theory": {"constants", "bounds"},
+        "theory": {"constants", "bounds", "statements"},
+        "control_lag": {"lag", "relative", "clients"},
+        "margin": {
+            *("radius", "margins", "loss", "unperturbed", "layers", "excluded", "largest_input"),
+            *("complexity", "squared_complexity", "log10_bound"),
+        },
+        "perturbation_difference": {"radius", "steps", "from_first", "from_global"},
+        "sample_gradients": {"norms", "deviation"},
+        "sample_stability": {"rounds", "discrepancy", "replacements", "replaced"},
     }
     assert {name: set(result) for name, result in results.items()} == shapes
     # Both ends of the line are the same model.

@@ -7,93 +7,27 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from problems import Quadratics, federation, gradient_of, mean_output, network, run
+from typer.testing import CliRunner
 
 import flatfed as ff
+from flatfed.cli import app
 from flatfed.core.sampling import batches
-from flatfed.diagnostics import global_stability, inspect, theory
-from flatfed.diagnostics.theory import (
-    estimated_constants,
-    fedswa_generalization_order,
-    gradient_bound,
-    stability_bound,
-)
+from flatfed.diagnostics import DIAGNOSTICS, drift, global_stability, inspect, perturbation_difference, theory
+from flatfed.diagnostics.constants import HOW, estimated_constants, gradient_bound
+from flatfed.runs.train import run_config
+from flatfed.theory import Setting
+from flatfed.theory.selection import Constants, applicable
+from flatfed.theory.stability import stability_bound
+from flatfed.training.config import Config
 
-
-def bound(algorithm: ff.Algorithm, rounds: int = 3, **options) -> list[float] | None:
-    settings = ff.Training(rounds=1, **{"lr": 0.1, **options})
-    return stability_bound(algorithm, settings, 4, 2.0, rounds)
-
-
-def test_fedavg_grows_by_two_path_lengths_a_round():
-    # 2 η K Θ = 2 · 0.1 · 4 · 2
-    assert bound(ff.fedavg()) == pytest.approx([1.6, 3.2, 4.8])
-    assert bound(ff.fedavg(server_rate=1.5)) == pytest.approx([2.4, 4.8, 7.2])
-    assert bound(ff.fedavg(), lr_decay=0.5) == pytest.approx([1.6, 2.4, 2.8])
-    assert bound(ff.fedavg(), clip=0.5) == pytest.approx([0.4, 0.8, 1.2])
-    assert bound(ff.fedsam()) == bound(ff.fedavg())
-    assert bound(ff.fedcm()) == pytest.approx(bound(ff.fedavg()))
-
-
-def test_fedsagd_is_the_closed_form():
-    beta, pull, decay = 0.9, 0.3, 0.2
-    found = bound(ff.fedsagd(beta, pull, decay), rounds=50)
-    gamma = decay / (pull + decay) * (1 - (1 - 0.1 * (pull + decay)) ** 4)
-    for rounds in (1, 2, 50):
-        closed = (2 + 2 * beta) * 2.0 / decay * (1 - (1 - gamma) ** rounds)
-        assert found[rounds - 1] == pytest.approx(closed)
-
-
-def test_weight_decay_alone_bounds_fedavg_for_ever():
-    found = bound(ff.fedavg(), rounds=2000, weight_decay=0.5)
-    assert found[-1] == pytest.approx(2 * 2.0 / 0.5)
-    sagd = bound(ff.fedsagd(0.9, 0.0, 0.5), rounds=2000)
-    assert sagd[-1] == pytest.approx(1.9 * found[-1])
-
-
-def test_a_proximal_term_shortens_the_path_but_does_not_contract():
-    length = 0.1 * (1 + 0.9 + 0.81 + 0.729)  # steps shrink by 1 − η λ = 0.9
-    assert bound(ff.fedprox(proximal_weight=1.0)) == pytest.approx([4 * length, 8 * length, 12 * length])
-
-
-def test_momentum_lengthens_the_step():
-    assert bound(ff.fedavgm(momentum_decay=0.75)) == pytest.approx([6.4, 12.8, 19.2])
-    assert bound(ff.fedlnag(momentum_decay=0.5), weight_decay=0.1) == pytest.approx([3.2, 6.4, 9.6])
-    assert bound(ff.fedadam(server_rate=0.01, stability=0.001)) == pytest.approx([16, 32, 48])
-
-
-def test_a_composition_without_a_name_has_the_bound_of_its_parts():
-    composed = replace(ff.fedavg(), server=ff.parts.Momentum(0.5))
-    assert bound(composed) == bound(ff.fedavgm(0.5)) == pytest.approx([3.2, 6.4, 9.6])
-
-
-def test_methods_beyond_the_argument_have_no_bound():
-    assert bound(ff.feddyn()) is None
-    assert bound(ff.scaffold()) is None
-    assert bound(ff.fedcm(), weight_decay=0.1) is None
-    assert bound(replace(ff.fedavg(), compress=ff.parts.TopK(0.2))) is None
-
-
-@pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedsam", "fedavgm", "fedacg", "fedlnag", "fednsam"])
-def test_a_bound_holds_for_trainings_with_nothing_in_common(name):
-    one, other = Quadratics.random(clients=3, size=2), Quadratics.random(clients=5, size=2)
-    settings = {"rounds": 12, "local_steps": 4, "lr": 0.1, "clip": 1.0}  # the clip is Θ
-    apart = one.train(ff.ALGORITHMS[name](), **settings).server["model"]
-    apart = float((apart - other.train(ff.ALGORITHMS[name](), **settings).server["model"]).norm())
-    checked = ff.Training(**settings)
-    assert 0 < apart < stability_bound(ff.ALGORITHMS[name](), checked, 4, 1.0, 12)[-1]
-
-
-def test_the_generalization_order_by_hand():
-    constants = {"lipschitz": 2.0, "smoothness": 4.0, "heterogeneity": 3.0, "gradient_deviation": 0.5}
-    values = {"constants": constants, "clients": 10, "samples": 5, "steps": 3, "rounds": 2}
-    factor = 1 + (2 + 1 / 6) ** 2 / 2
-    front = 2 / (10 * 5 * 4) * math.exp(1.5)
-    swa = fedswa_generalization_order(**values, momentum=False)
-    assert swa == pytest.approx(front * factor * (2 + 3 + 0.5))
-    moswa = fedswa_generalization_order(**values, momentum=True)
-    assert moswa == pytest.approx(front * (factor * 2 + 3 + factor * 0.5))
-    assert fedswa_generalization_order(**{**values, "steps": 5000}, momentum=True) == math.inf
+SMALL = {
+    "data": {"dataset": "digits", "clients": 4},
+    "model": {"name": "mlp", "hidden": [4]},
+    "training": {"rounds": 1, "participants": 2, "local_steps": 2, "batch_size": 8},
+    "execution": {"workers": 1},
+}
 
 
 def test_constants_are_those_of_naive_estimates():
@@ -104,20 +38,46 @@ def test_constants_are_those_of_naive_estimates():
         settings, model = subject.training, subject.model
         samples = [subject.data(client) for client in range(8)]
     full = torch.stack([gradient_of(network(), model, *pair) for pair in samples])
-    spread, longest = [], 0.0
+    spread, longest, first_batches = [], 0.0, []
     for client, (inputs, targets) in enumerate(samples):
         chosen = batches(settings, 12, 2, client)
         small = [gradient_of(network(), model, inputs[each], targets[each]) for each in chosen[:2]]
+        first_batches += small
         spread.append(sum(float((slope - full[client]).square().sum()) for slope in small) / 2)
         for at in (torch.nn.utils.parameters_to_vector(network().parameters()).detach(), model):
             for each in chosen[:3]:
-                slope = gradient_of(network(), at, inputs[each], targets[each]) + settings.weight_decay * at
-                longest = max(longest, float(slope.norm()))
+                slope = gradient_of(network(), at, inputs[each], targets[each])
+                for whole in (slope, slope + settings.weight_decay * at):
+                    longest = max(longest, float(whole.norm()))
     assert found["gradient_bound"] == pytest.approx(longest)
     assert found["lipschitz"] == pytest.approx(float(full.norm(dim=1).max()))
     assert found["gradient_deviation"] == pytest.approx(math.sqrt(sum(spread) / 8))
     apart = (full - full.mean(0)).norm(dim=1)
     assert found["heterogeneity"] == pytest.approx(math.sqrt(float((apart**2).mean())))
+    assert found["largest_heterogeneity"] == pytest.approx(float(apart.max()))
+    assert found["mean_heterogeneity"] == pytest.approx(float(apart.mean()))
+    assert found["gradient"] == pytest.approx(float(full.mean(0).norm()))
+    # Of samples by themselves: two of each client, the first and the last.
+    ends = [
+        gradient_of(network(), model, inputs[[place]], targets[[place]])
+        for inputs, targets in samples
+        for place in (0, 11)
+    ]
+    alone = torch.stack(ends)
+    assert found["sample_lipschitz"] == pytest.approx(float(alone.norm(dim=1).max()))
+    deviation = (alone - full.repeat_interleave(2, 0)).square().sum(1).mean()
+    assert found["sample_deviation"] == pytest.approx(math.sqrt(float(deviation)))
+    units = [slope / slope.norm() for slope in first_batches]
+    own = (full / full.norm(dim=1, keepdim=True)).repeat_interleave(2, 0)
+    deviation = (torch.stack(units) - own).square().sum(1).mean()
+    assert found["unit_deviation"] == pytest.approx(math.sqrt(float(deviation)))
+    losses = [F.cross_entropy(network()(inputs), targets).item() for inputs, targets in samples]
+    assert found["first_loss"] == pytest.approx(sum(losses) / 8)
+    noise, farthest, longest = found["gradient_deviation"], found["largest_heterogeneity"], found["lipschitz"]
+    squares = noise**2 + 2 * farthest**2 + 2 * longest**2
+    assert found["printed_gradient_bound"] == pytest.approx(math.sqrt(squares))
+    assert found["sufficient_gradient_bound"] == pytest.approx(math.hypot(noise, longest))
+    assert set(found) == set(HOW)
 
 
 def test_smoothness_is_the_largest_curvature_of_a_client():
@@ -128,7 +88,7 @@ def test_smoothness_is_the_largest_curvature_of_a_client():
     assert found["constants"]["smoothness"] == pytest.approx(
         float(torch.linalg.eigvalsh(problem.curvatures).max())
     )
-    assert set(found["bounds"]) == {"generalization (order of growth)"}
+    assert set(found["bounds"]) == {"stability"}
 
 
 def test_unequal_clients_have_one_bound_in_both_diagnostics():
@@ -144,3 +104,108 @@ def test_unequal_clients_have_one_bound_in_both_diagnostics():
         assert bounds == stability_bound(
             subject.algorithm, subject.training, steps, gradient_bound(subject), rounds=3
         )
+
+
+def theorems(algorithm: ff.Algorithm, **settings) -> dict[str, dict]:
+    options = {"rounds": 3, "local_steps": 2, "batch_size": 6, "lr": 0.01, **settings}
+    with inspect(ff.Task(network(), federation()), algorithm, ff.Training(**options)) as subject:
+        found = theory(subject, clients=3)
+        moved, changed = drift(subject, clients=3), perturbation_difference(subject, clients=3)
+    measured = {
+        "drift": max(moved["drift_by_step"]),
+        "distance": max(moved["distance_by_step"]),
+        "flatness distance": moved["flatness_distance"],
+        "perturbation difference": max(changed["from_first"]),
+    }
+    statements = {f"{entry['paper']}, {entry['name']}": entry for entry in found["statements"]}
+    measured["squared gradient"] = found["constants"]["gradient"] ** 2
+    for entry in statements.values():
+        assert entry["measured"] in {None, *measured.values()}
+        assert entry["holds"] == all(condition["holds"] for condition in entry["conditions"])
+    return statements
+
+
+def test_theorems_are_chosen_by_parts_and_stand_beside_what_was_measured():
+    found = theorems(ff.fedsam(radius=0.05))
+    assert {
+        "fedsam, Lemma B.1",
+        "fedsam, Lemma B.2",
+        "fedsam, Theorem B.6",
+        "fedsagd, Table 1: 2ηKΘT",
+    } <= set(found)
+    assert {name for name, entry in found.items() if entry["measured"] is not None} == {
+        "fedsam, Lemma B.1",
+        "fedsam, Lemma B.2",
+        "fedsam, Theorem B.6",
+        "fednsam, Theorem 2, with constants",
+    }
+    assert found["fedsam, Theorem B.6"]["label"] == "as printed" and found["fedsam, Theorem B.6"]["holds"]
+    assert "fedsam, Theorem B.9" in theorems(ff.fedsam(radius=0.05), participants=2)
+    assert {"fedsam, Lemma D.1", "fedsam, Theorem D.4"} <= set(theorems(ff.mofedsam()))
+    assert {"fednsam, Drift", "fednsam, Theorem 1"} <= set(theorems(ff.fednsam()))
+    assert {"fedswa, Theorem 5.1", "fedswa, Theorem 5.2", "fedswa, Lemma G.18"} <= set(
+        theorems(ff.fedmoswa())
+    )
+    swa = theorems(ff.fedswa())
+    # The corrected lemma is a bound at any step size.
+    lemma = swa["fedswa, Lemma E.4"]
+    assert 0 < lemma["measured"] < lemma["corrected"] < lemma["value"]
+    assert {"fedswa, Theorem 5.1", "fedswa, Generalisation by sample stability"} <= set(swa)
+    assert "fedswa, Theorem 5.2" not in swa
+    sagd = theorems(ff.fedsagd())
+    assert {"fedsagd, Theorem 4.1", "fedsagd, Theorem 4.1, with constants"} <= set(sagd)
+    assert "exceeded" in next(entry["remark"] for name, entry in sagd.items() if "Table 1" in name)
+    assert set(theorems(ff.fedexp())) == set()
+    assert set(theorems(replace(ff.fedsam(), optimizer=ff.parts.AdamW()))) == set()
+
+
+def test_a_value_below_the_measurement_is_called_exceeded():
+    statement = {
+        "paper": "fedsam",
+        "name": "Lemma B.1",
+        "value": 1.0,
+        "corrected": None,
+        "label": "as printed",
+    }
+    statement |= {"conditions": [], "remark": "", "measured": 1.5}
+    others = [{"measured": 0.5}, {"measured": None}, {"value": None}, {"label": "order"}]
+    result = {"constants": {}, "statements": [statement, *({**statement, **other} for other in others)]}
+    (_, table) = DIAGNOSTICS["theory"].tables(result)
+    assert [row[4].text for row in table.rows] == ["as printed, exceeded", *["as printed"] * 3, "order"]
+
+
+def test_mixed_perturbations_have_the_compressor_s_variance():
+    constants = Constants(1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 10, 0.5)
+    s = Setting(N=4, S=4, K=2, T=100, eta=1e-4)
+    mixed = ff.fedsynsam(radius=0.1)
+    plain, coarse = (
+        applicable(made, s, constants) for made in (mixed, replace(mixed, compress=ff.parts.Quantize(2)))
+    )
+    values = [
+        [entry.statement.value for entry in found if entry.paper == "fedsynsam"] for found in (plain, coarse)
+    ]
+    assert values[0][0] == values[1][0] == pytest.approx(2 + 4 * 0.01 * 0.5)
+    assert values[0][2] < values[1][2]
+    # Nothing is said of biased compression.
+    biased = applicable(replace(mixed, compress=ff.parts.TopK(0.1)), s, constants)
+    assert "fedsynsam" not in {entry.paper for entry in biased}
+
+
+def test_a_diverged_model_has_no_theorems():
+    constants = Constants(*[math.inf] * 12)
+    assert applicable(ff.fedsam(), Setting(N=4, S=4, K=2, T=3, eta=0.1), constants) == []
+
+
+def test_theory_is_printed_as_tables(tmp_path):
+    folder = tmp_path / "run"
+    run_config(Config.checked({**SMALL, "algorithm": {"name": "fedsam"}}), folder)
+    done = CliRunner().invoke(app, ["diagnose", str(folder), "theory", "--set", "clients=2"])
+    assert done.exit_code == 0, done.output
+    for words in (
+        "Constants",
+        "largest eigenvalue of the Hessians",
+        "Theorems",
+        "fedsam, Lemma B.2",
+        "as printed",
+    ):
+        assert words in done.output

@@ -24,7 +24,7 @@ def generated() -> dict[Path, str]:
 
 def test_every_page_is_there_and_up_to_date():
     pages = generated()
-    assert len(pages) == len(ALGORITHMS) + 4
+    assert len(pages) == len(ALGORITHMS) + 7
     for path, text in pages.items():
         assert (ROOT / path).is_file(), f"{path} is missing: run `make docs`"
         assert (ROOT / path).read_text() == text, f"{path} is out of date: run `make docs`"

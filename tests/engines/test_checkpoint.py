@@ -20,7 +20,21 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from small_runs import wait_for_checkpoint
+from small_runs import (
+    CLASSES,
+    CLIENTS,
+    FEATURES,
+    assert_same,
+    contents,
+    federation,
+    interrupt,
+    manifest,
+    plain,
+    refusal,
+    train,
+    wait_for_checkpoint,
+    without_seconds,
+)
 from torch import Tensor, nn
 
 import flatfed as ff
@@ -30,7 +44,6 @@ from flatfed.runs.checkpoint import Checkpoints, PendingCheckpoint
 from flatfed.runs.history import WrittenHistory
 from flatfed.training import loop as run
 
-CLIENTS, FEATURES, CLASSES = 6, 5, 3
 VERSION = {"name": "test", "version": "1"}
 """For runs that are continued though their loss is a function inside a test."""
 
@@ -47,87 +60,10 @@ def no_git(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "source_commit", lambda: None)
 
 
-def federation() -> ff.Federation:
-    generator = torch.Generator().manual_seed(1)
-    return ff.Federation.from_tensors(
-        [
-            (
-                torch.randn(8, FEATURES, generator=generator),
-                torch.randint(0, CLASSES, (8,), generator=generator),
-            )
-            for _ in range(CLIENTS)
-        ]
-    )
-
-
-def plain() -> nn.Module:
-    model = nn.Linear(FEATURES, CLASSES)
-    with torch.no_grad():
-        model.weight.fill_(0.1)
-        model.bias.zero_()
-    return model
-
-
 def busy() -> nn.Module:
     """Random numbers in every step, and buffers of two kinds."""
     torch.manual_seed(0)
     return nn.Sequential(nn.BatchNorm1d(FEATURES), nn.Dropout(), nn.Linear(FEATURES, CLASSES))
-
-
-def train(folder: Path | None, rounds: int, model: nn.Module | None = None, **changed: Any) -> ff.Run:
-    chosen = {
-        "algorithm": ff.fedmoswa(),
-        "participants": 2,
-        "local_steps": 2,
-        "batch_size": 4,
-        "workers": 1,
-        "checkpoint_every": 2,
-        **changed,
-    }
-    algorithm = chosen.pop("algorithm")
-    first = plain() if model is None else model
-    return problems.train(first, federation(), algorithm, rounds=rounds, folder=folder, **chosen)
-
-
-def state(finished: ff.Run) -> dict[str, Tensor]:
-    """Everything that a run remembers."""
-    rows = {f"client {client}": finished.clients.row(client) for client in finished.clients.clients()}
-    return {**finished.server, **rows, **finished.model.state_dict()}
-
-
-def lines(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in line.items() if key != "seconds"} for line in history]
-
-
-def assert_same(left: ff.Run, right: ff.Run) -> None:
-    ours, theirs = state(left), state(right)
-    assert ours.keys() == theirs.keys()
-    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
-    assert lines(left.history) == lines(right.history)
-
-
-def refusal(call: Callable[[], object], kind: type[Exception] = ff.FlatfedError) -> str:
-    """The one line with which a call is refused; the exception itself is not kept."""
-    try:
-        call()
-    except kind as error:
-        message = str(error)
-    else:
-        pytest.fail("it was not refused")
-    assert "\n" not in message
-    return message
-
-
-def manifest(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "checkpoint" / "manifest.json").read_text())
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name not in {".lock", "environment.json"}
-    }
 
 
 def fail_after(monkeypatch: pytest.MonkeyPatch, calls: int) -> list[int]:
@@ -257,14 +193,6 @@ def test_a_refused_run_gives_its_folder_back(tmp_path):
 
 
 # -- interruptions -----------------------------------------------------------------------------------------
-
-
-def interrupt(at: int) -> Callable[[ff.Progress], None]:
-    def callback(progress: ff.Progress) -> None:
-        if progress.round == at:
-            raise KeyboardInterrupt
-
-    return callback
 
 
 @pytest.mark.parametrize("make", [plain, busy], ids=lambda make: make.__name__)
@@ -660,7 +588,7 @@ def test_killed_processes_lose_nothing(tmp_path):
     )
     assert (killed / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
     histories = [
-        lines([json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()])
+        without_seconds([json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()])
         for folder in (killed, whole)
     ]
     assert histories[0] == histories[1]

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 import flatfed as ff
 from flatfed.core.sampling import batches
 from flatfed.data.samples import Samples
-from flatfed.engines import chunks, local, sums, threads, worker
+from flatfed.engines import chunks, local, processes, sums, threads, worker
 from flatfed.engines.sums import CohortSums, PairwiseSum, Piece
 from flatfed.training.loop import TrainingState
 from flatfed.training.start import start_engine
@@ -838,6 +838,22 @@ def test_evaluation_is_in_evaluation_mode():
     assert run.per_client[1]["loss"] == pytest.approx(float(own), rel=1e-12)
 
 
+@pytest.mark.parametrize(("limit", "expected"), [(0, [2, 3, 3]), (10**6, [8])])
+def test_large_convolutional_models_are_evaluated_in_small_batches(limit, expected, monkeypatch):
+    monkeypatch.setattr(threads, "MATRIX_PARAMETERS", limit)
+    monkeypatch.setattr(threads, "LARGE_EVALUATION_BATCH", 3)
+    sizes: list[int] = []
+
+    def counted(outputs: Tensor, targets: Tensor) -> Tensor:
+        sizes.append(len(targets))
+        return outputs.sum(1).mean()
+
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, CLASSES)).double()
+    data = federation(shape=(1, 4, 4), test=8)
+    problems.train(model, data, ff.fedavg(), metrics={"counted": counted}, **options())
+    assert sorted(sizes) == expected
+
+
 def test_evaluations_come_as_often_as_asked_and_at_the_end():
     run = train(classifier(), federation(test=9), rounds=5, evaluate_every=2)
     assert [line["round"] for line in run.history if "test_loss" in line] == [2, 4, 5]
@@ -900,7 +916,7 @@ def test_an_unknown_device_is_refused_in_one_line():
 def test_uploads_stream_through(path, forks, monkeypatch):
     """However many take part, only a few uploads exist at a time, even when adding them up is slow."""
     monkeypatch.setattr(chunks, "MATRIX_CLIENTS", 2)
-    monkeypatch.setattr(local, "can_fork", lambda: forks)
+    monkeypatch.setattr(processes, "can_fork", lambda: forks)
     uploads: list[weakref.ref[Tensor]] = []
     alive: list[int] = []
     # Where an upload comes into being in this process.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import os
+import pickle
 import platform
 import resource
 import signal
@@ -23,9 +24,10 @@ from torch import Tensor, nn
 
 import flatfed as ff
 from flatfed.core.errors import DivergedError
-from flatfed.engines import local
 from flatfed.engines.memory import GrowingMemory
+from flatfed.engines.messages import Packed
 from flatfed.engines.processes import Channel, WorkerPool, can_fork
+from flatfed.engines.sums import CohortSums, Piece
 
 pytestmark = pytest.mark.skipif(
     not can_fork(), reason="processes are forked, which needs Linux without an accelerator"
@@ -62,7 +64,7 @@ def train(algorithm: ff.Algorithm, **changed: Any) -> ff.Run:
 def test_processes_threads_and_one_worker_give_the_same_bits(name, monkeypatch):
     alone = train(ff.build(name), workers=1)
     processes = train(ff.build(name), workers=3)
-    monkeypatch.setattr(local, "can_fork", lambda: False)
+    monkeypatch.setattr("flatfed.engines.processes.can_fork", lambda: False)
     threads = train(ff.build(name), workers=3)
     for other in (processes, threads):
         assert other.server.keys() == alone.server.keys()
@@ -168,6 +170,28 @@ def test_memory_grows_and_is_seen_from_both_ends():
     finally:
         near.close()
         other.close()
+
+
+def test_a_packed_message_is_the_message():
+    """As Ray hands it on: with arrays that must not be written to."""
+    message = {
+        "model": torch.randn(5, 3).t(),
+        "half": torch.ones(3, dtype=torch.bfloat16),
+        "none": torch.empty(0, 2),
+        "one": torch.tensor(1.5, dtype=torch.float64),
+        "piece": (Piece(3, 2, CohortSums(uploads={"a": torch.arange(4)})), "text", None),
+    }
+    packed = pickle.loads(pickle.dumps(Packed.of(message)))
+    for array in packed.arrays:
+        array.flags.writeable = False
+    received = packed.message()
+    for name in ("model", "half", "none", "one"):
+        assert received[name].dtype == message[name].dtype and torch.equal(received[name], message[name])
+        received[name].zero_()
+    piece, *rest = received["piece"]
+    assert (piece.start, piece.length, rest) == (3, 2, ["text", None])
+    assert piece.sums.uploads["a"].tolist() == [0, 1, 2, 3]
+    assert torch.equal(packed.message()["model"], message["model"])
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries manage memory otherwise")

@@ -60,20 +60,49 @@ def assert_same_bits(left: ff.Run, right: ff.Run) -> None:
         assert torch.equal(left.clients.row(client), right.clients.row(client))
 
 
+class KeptWorker(engine.RemoteWorker):
+    """A worker whose process outlives its run, because starting one takes seconds."""
+
+    def __init__(self) -> None:
+        """It becomes a worker for each run anew."""
+
+    def become(self, shared: list[Any]) -> None:
+        super().__init__(shared)
+
+
+@pytest.fixture(scope="module")
+def idle_workers() -> list[Any]:
+    return []
+
+
+@pytest.fixture
+def kept_workers(idle_workers: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real workers on both nodes, of which the next run takes those that the last one has left."""
+    actor = ray.remote(num_cpus=0, scheduling_strategy="SPREAD")(KeptWorker)
+
+    def begin(shared: list[Any]) -> Any:
+        worker = idle_workers.pop() if idle_workers else actor.remote()
+        worker.become.remote(shared)
+        return worker
+
+    monkeypatch.setattr(engine.ray, "remote", lambda **options: lambda kind: SimpleNamespace(remote=begin))
+    monkeypatch.setattr(engine.ray, "kill", idle_workers.append)
+
+
 def both(algorithm: ff.Algorithm, **options: Any) -> tuple[ff.Run, ff.Run]:
     return run(algorithm, **options), run(algorithm, engine="ray", workers=2, **options)
 
 
 @pytest.mark.parametrize("path", ["client", "matrix"])
 @pytest.mark.parametrize("name", ["fedmoswa", "fedsmoo", "fednsam_d"])
-def test_it_gives_the_bits_of_the_local_engine(name, path, monkeypatch):
+def test_it_gives_the_bits_of_the_local_engine(name, path, monkeypatch, kept_workers):
     monkeypatch.setattr("flatfed.engines.chunks.MATRIX_CLIENTS", 2)
     algorithm = ff.ALGORITHMS[name](**GENERIC[name])
     assert_same_bits(*both(algorithm, participants=PARTICIPANTS, path=path))
 
 
 @pytest.mark.parametrize("path", ["client", "matrix"])
-def test_less_precision_gives_the_bits_of_the_local_engine(path):
+def test_less_precision_gives_the_bits_of_the_local_engine(path, kept_workers):
     model, data = in_float32()
     options = {"model": model, "data": data, "participants": PARTICIPANTS, "path": path}
     left, right = both(ff.scaffold(), precision="bfloat16", **options)
@@ -134,7 +163,14 @@ def test_a_worker_that_is_lost_before_it_answers_is_replaced(losses, monkeypatch
     assert len(lost) == losses
 
 
-def test_compressed_uploads_and_error_feedback_are_the_same(monkeypatch):
+def test_what_clients_keep_to_themselves_is_the_same(kept_workers):
+    sharing = ff.Sharing(private=("3",), normalisation="local")
+    assert_same_bits(
+        *both(generic("scaffold"), model=normalised(), sharing=sharing, participants=PARTICIPANTS)
+    )
+
+
+def test_compressed_uploads_and_error_feedback_are_the_same(kept_workers):
     algorithm = ff.algorithms.build(
         {"name": "scaffold", "compress": {"part": "error_feedback", "of": {"part": "quantize", "bits": 3}}}
     )
@@ -173,7 +209,7 @@ def normalised() -> torch.nn.Module:
         "compressed",
     ],
 )
-def test_a_trimmed_mean_gives_the_models_of_the_local_engine(algorithm, options, monkeypatch):
+def test_a_trimmed_mean_gives_the_models_of_the_local_engine(algorithm, options, monkeypatch, kept_workers):
     monkeypatch.setattr("flatfed.engines.chunks.MATRIX_CLIENTS", 2)
     trimmed = ff.build({**algorithm, "aggregate": {"part": "trimmed_mean", "share": 0.25}})
     here, there = Recorder(), Recorder()
@@ -187,7 +223,7 @@ def test_a_trimmed_mean_gives_the_models_of_the_local_engine(algorithm, options,
     assert not torch.equal(mean.server["model"], remote.server["model"])
 
 
-def test_parts_that_use_one_name_keep_apart():
+def test_parts_that_use_one_name_keep_apart(kept_workers):
     corrections = (ff.parts.GlobalMomentum(0.4, 0.6), ff.parts.FullGradientMomentum(0.3))
     local, remote = both(ff.Algorithm(correct=corrections), participants=PARTICIPANTS)
     assert_same_bits(local, remote)
@@ -290,7 +326,7 @@ def test_what_cannot_be_sent_is_said_to():
         )
 
 
-def test_data_from_a_function_are_loaded_on_the_workers():
+def test_data_from_a_function_are_loaded_on_the_workers(kept_workers):
     data = federation()
     here = os.getpid()
     loaded = ff.Federation.from_function(len(data), lambda client: _load(data, client, here))
@@ -305,7 +341,7 @@ def _load(data: ff.Federation, client: int, driver: int) -> Any:
     return own.batch(torch.arange(len(own)))
 
 
-def test_what_goes_wrong_on_a_worker_is_one_line():
+def test_what_goes_wrong_on_a_worker_is_one_line(kept_workers):
     class Picky(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -326,7 +362,7 @@ def test_what_goes_wrong_on_a_worker_is_one_line():
         run(ff.fedavg(), data=poisoned, model=Picky(), participants=8, path="client", engine="ray", workers=2)
 
 
-def test_a_run_goes_on_under_another_engine(tmp_path):
+def test_a_run_goes_on_under_another_engine(tmp_path, kept_workers):
     algorithm = ff.fedmoswa(**GENERIC["fedmoswa"])
     expected = run(algorithm, rounds=5)
     run(algorithm, rounds=2, folder=tmp_path / "run")
@@ -355,7 +391,7 @@ def test_a_wrong_address_is_refused_at_once(address, complaint, monkeypatch):
 
 
 @pytest.mark.parametrize("path", ["client", "matrix"])
-def test_trees_of_tensors_give_the_same_bits(path):
+def test_trees_of_tensors_give_the_same_bits(path, kept_workers):
     data = ff.Federation.from_tensors(formed("dictionary"), test=formed("dictionary")[0])
     options: dict[str, Any] = {"rounds": 2, "local_steps": 2, "batch_size": 4, "path": path}
     options["metrics"] = {"accuracy": ff.whole(ff.accuracy)}
@@ -363,3 +399,25 @@ def test_trees_of_tensors_give_the_same_bits(path):
         train(Named(), data, ff.scaffold(), **options),
         train(Named(), data, ff.scaffold(), engine="ray", workers=2, **options),
     )
+
+
+class Editing(torch.nn.Module):
+    """Edits what it is given, in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.inner(inputs.sub_(0.5))
+
+
+@pytest.mark.parametrize("path", ["client", "matrix"])
+def test_inputs_that_a_model_edits_are_the_same_in_every_round(path, kept_workers):
+    data, shifted = federation(), federation()
+    shifted.inputs.sub_(0.5)
+    local, remote = both(ff.fedsam(), model=Editing(), data=data, path=path)
+    assert_same_bits(local, remote)
+    expected = run(ff.fedsam(), data=shifted, path=path)
+    torch.testing.assert_close(remote.server["model"], expected.server["model"], rtol=1e-12, atol=1e-12)
+    assert torch.equal(data.inputs, federation().inputs)

@@ -94,10 +94,9 @@ def test_a_metric_that_edits_leaves_the_test_data_alone():
 
     test = pairs()[0]
     original = test[1].clone()
-    train(
-        net(), ff.Federation.from_tensors(pairs(), test=test), ff.fedavg(), metrics={"share": edits}, **WORK
-    )
-    assert torch.equal(test[1], original)
+    federation = ff.Federation.from_tensors(pairs(), test=test)
+    train(net(), federation, ff.fedavg(), metrics={"share": edits}, **WORK)
+    assert torch.equal(test[1], original) and torch.equal(federation.test[1], original)
 
 
 def test_diagnostics_see_the_same_samples_every_time():

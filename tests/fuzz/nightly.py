@@ -9,6 +9,7 @@ is printed by hypothesis and kept in its database, so that pytest tries it first
 
 import argparse
 import importlib
+import importlib.util
 import os
 import random
 import subprocess
@@ -64,6 +65,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--here", action="store_true", help="one target in this process")
     options = parser.parse_args()
+    if importlib.util.find_spec("atheris") is None:
+        sys.exit("atheris: not installed; `make fuzz` installs it, or pip install 'flatfed[fuzz]'")
     if options.here:
         fuzz(options.targets[0], options.minutes)
         return

@@ -314,6 +314,7 @@ numbers = st.integers(-2, 50) | st.sampled_from([10**6, 10**9, 10**12, 2**63, 10
 positive = st.sampled_from([5e-324, 1e-300, 1e-12, 1e-3, 0.1, 1.0, 1e3, 1e6, 1e7, 1e300])
 DRAWN = {
     "concentration": positive | st.floats() | values,
+    "size_spread": positive | st.floats() | values,
     "classes_per_client": numbers | values,
     "minimum": numbers | values,
     "redraws": numbers | values,

@@ -120,6 +120,16 @@ REDUCTIONS = {
     "mofedsam, rate": Reduction(ff.mofedsam(0.2, 1.0, 1.3), ff.fedsam(0.2, 1.3)),
     "fedavgm without momentum, rate": Reduction(ff.fedavgm(0.0, 1.3), ff.fedavg(1.3)),
     "fedanag without momentum, rate": Reduction(ff.fedanag(0.0, 1.3), ff.fedavg(1.3)),
+    "fedlnag damped": Reduction(
+        ff.fedlnag(0.6, damped=True, server_rate=1.3),
+        ff.fedlnag(0.6, server_rate=1.3),
+        {"lr": 0.2},
+        {"lr": 0.08},
+    ),
+    "fedswa as released": Reduction(ff.build({"name": "fedswa", "variant": "released"}), ff.fedswa(0.0, 1.0)),
+    "fedmoswa as released": Reduction(
+        ff.build({"name": "fedmoswa", "variant": "released"}), ff.fedmo(momentum_rate=0.4)
+    ),
     "fedlnag without momentum, rate": Reduction(ff.fedlnag(0.0, server_rate=1.3), ff.fedavg(1.3)),
     "fedlesam without radius, rate": Reduction(ff.fedlesam(0.0, server_rate=1.3), ff.fedavg(1.3)),
     "fedsagd without all three, rate": Reduction(ff.fedsagd(0.0, 0.0, 0.0, 1.3), ff.fedavg(1.3)),
@@ -158,6 +168,9 @@ REDUCTIONS = {
     "fedacg without momentum": Reduction(ff.fedacg(0.0, 0.3), ff.fedprox(0.3)),
     "fednsam without radius": Reduction(ff.fednsam(0.6, 0.0), ff.fedacg(0.6, 0.0), NO_DECAY),
     "fednsam shifted once": Reduction(ff.fednsam(0.6, 0.3), shifted_fednsam(0.6, 0.3), NO_DECAY),
+    "fednsam in one vector": Reduction(
+        ff.fednsam(0.6, 0.3, single_vector=True), ff.fednsam(0.6, 0.3), NO_DECAY
+    ),
     "fednsam without look-ahead": Reduction(ff.fednsam(0.0, 0.3), ff.fedlesam(0.3, memory="server")),
     "fednsam without look-ahead, everybody": Reduction(ff.fednsam(0.0, 0.3), ff.fedlesam(0.3), EVERYBODY),
     "fednsam_s without look-ahead": Reduction(ff.fednsam_s(0.0, 0.3), ff.fedlesam_s(0.3, memory="server")),

@@ -72,6 +72,8 @@ def test_training_follows_the_schedule(name: str, schedule: str) -> None:
         ({"lr_warmup": 0}, "lr_warmup = 0"),
         ({"lr_warmup": 10**6, "lr": 1e-36}, "lr_warmup = 1000000: in round 1 single precision cannot hold"),
         ({"lr_decay": 1e-30, "lr_decay_every": 5}, "lr_decay = 1e-30: in round 12 single precision cannot"),
+        ({"lr_cosine": ROUNDS, "lr": 5e-37}, "lr_cosine = 12: in round 12 single precision cannot hold"),
+        ({"lr_cosine": 20, "lr": 2e-38, "lr_decay": 0.5}, "lr_decay = 0.5: in round 12 single precision"),
         ({"lr_decay_every": 1.5}, "lr_decay_every = 1.5"),
         ({"radius_schedule": "cosine"}, "radius_schedule = 'cosine'"),
     ],
@@ -90,6 +92,8 @@ def test_a_cosine_may_go_on_later(tmp_path: Any) -> None:
     assert torch.equal(resumed.server["model"], straight.server["model"])
     with pytest.raises(ff.FlatfedError, match="training"):
         run(ff.fedavg(), rounds=6, **{**settings, "lr_cosine": 7})
+    with pytest.raises(ff.FlatfedError, match=r"^rounds = 7: the run's step size falls .* lr_cosine = 6"):
+        resumed.resume(7)
 
 
 # -- radii -------------------------------------------------------------------------------------------------

@@ -11,12 +11,15 @@ from flatfed.algorithms import ALGORITHMS, equations
 from flatfed.core.errors import FlatfedError
 from flatfed.core.files import read_toml
 from flatfed.data.datasets import DATASETS
+from flatfed.data.partition import PARTITIONS
+from flatfed.diagnostics.folder import check
 from flatfed.models import MODELS
 from flatfed.papers import papers, schema
-from flatfed.papers.schema import FOLDER, SMALL, read
+from flatfed.papers.scaling import scales
+from flatfed.papers.schema import FOLDER, read
 from flatfed.training.config import Config
 
-FILES = sorted(path for path in FOLDER.glob("*.toml") if path != SMALL)
+FILES = sorted(path for path in FOLDER.glob("*.toml"))
 
 
 def checked_tables(values):
@@ -30,6 +33,8 @@ def checked_tables(values):
     yield values["defaults"]
     for table in values["tables"].values():
         yield table
+        yield from (table[key] for key in ("repeats",) if key in table)
+        yield from (*table.get("panels", []), *table.get("measures", []))
         blocks = table.get("blocks", [])
         for block in [table["common"], *blocks] if "common" in table else blocks:
             yield block
@@ -116,8 +121,7 @@ def test_names_are_defined_and_used(paper):
 
 @pytest.mark.parametrize("paper", papers().values(), ids=list(papers()))
 def test_the_statistic_is_that_of_a_printed_column(paper):
-    for table in paper.tables.values():
-        assert bool(table.statistics) == (table.diagnostic is None)
+    for table in (table for table in paper.tables.values() if not table.panels):
         for column in table.statistics:
             assert all(column in row for block in table.blocks for row in block.results.values())
 
@@ -152,17 +156,18 @@ def test_papers_are_cited_with_authors_year_and_identifier(paper):
     assert re.search(r"\b20\d\d, (arXiv:\d{4}\.\d{5}|openreview\.net/forum\?id=\w+)$", paper.citation)
 
 
-def test_the_small_scale_goes_by_our_names():
-    scale = read_toml(SMALL)
-    assert set(scale) == {"data", "training", "datasets", "partitions", "models", "algorithms"}
-    assert set(scale["datasets"]) <= set(DATASETS) and set(scale["models"]) <= set(MODELS)
-    assert set(scale["algorithms"]) <= set(ALGORITHMS)
-    for dataset, options in scale["datasets"].items():
-        made = Config.checked({"data": {"dataset": dataset, "options": options}, "training": {"rounds": 1}})
-        assert made.data.options == options
+@pytest.mark.parametrize("scale", scales().values(), ids=list(scales()))
+def test_scales_go_by_our_names(scale):
+    assert set(scale.datasets) <= set(DATASETS) and set(scale.models) <= set(MODELS)
+    assert set(scale.partitions) <= set(PARTITIONS) and set(scale.algorithms) <= set(ALGORITHMS)
+    for dataset, changes in scale.datasets.items():
+        made = Config.checked({"data": {"dataset": dataset, **changes["data"]}, "training": {"rounds": 1}})
+        assert made.data.options == changes["data"]["options"]
+    for name, options in scale.diagnostics.items():
+        check([name], options)
 
 
-@pytest.mark.parametrize("module", ["presets", "reproduce", "schema"])
+@pytest.mark.parametrize("module", ["drawing", "measuring", "presets", "reproduce", "scaling", "schema"])
 def test_the_code_names_no_paper_method_or_data_set(module):
     words = set(re.findall(r'"([^"\n]+)"', (FOLDER / f"{module}.py").read_text()))
     names = {*papers(), *ALGORITHMS, *DATASETS}

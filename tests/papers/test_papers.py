@@ -10,7 +10,6 @@ import statistics
 from dataclasses import replace
 
 import pytest
-from data import fake
 from typer.testing import CliRunner
 
 from flatfed import cli
@@ -18,18 +17,18 @@ from flatfed.core.errors import FlatfedError
 from flatfed.core.files import read_toml
 from flatfed.core.part import ServerTask
 from flatfed.papers import papers, presets, tables
-from flatfed.papers.presets import small
 from flatfed.papers.reproduce import chosen_cells, measured, seeded
 from flatfed.papers.results import results_tables, sources_tables
+from flatfed.papers.scaling import scaled
 from flatfed.papers.schema import FOLDER, KINDS, Tuning, merged
 from flatfed.papers.sources import resolved, settings
 from flatfed.runs.compare import is_complete, run_folder
-from flatfed.training import config as config_module
 from flatfed.training.config import Config
 from flatfed.training.evaluation import ClientSpread
 
 cells = functools.cache(presets.cells)
-TABLES = [name for name, table in tables().items() if table.diagnostic is None]
+TABLES = [name for name, table in tables().items() if not table.panels]
+FIGURES = [name for name, table in tables().items() if table.panels]
 
 
 def cell_at(table, block, method, swept=None):
@@ -38,12 +37,13 @@ def cell_at(table, block, method, swept=None):
     return only
 
 
-@pytest.mark.parametrize("table", TABLES)
-def test_every_cell_is_a_good_config_at_both_scales(table):
+@pytest.mark.parametrize("table", [*TABLES, *FIGURES])
+def test_every_cell_is_a_good_config_at_all_scales(table):
     for cell in cells(table):
         config = Config.checked(cell.config)
         assert config.training.rounds == cell.config["training"]["rounds"]
-        Config.checked(small(cell).config)
+        for scale in ("laptop", "small"):
+            Config.checked(scaled(cell, scale, tables()[table]).config)
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -269,17 +269,6 @@ def test_dynafed_is_there_twice():
     assert named["DynaFed (as published)"] == "dynafed"
 
 
-def test_figures_that_show_no_accuracies_say_what_they_show():
-    listed = " ".join(CliRunner().invoke(cli.app, ["reproduce"]).stdout.replace("│", " ").split())
-    figures = {name: table for name, table in tables().items() if table.diagnostic is not None}
-    assert set(figures) == {"fedsagd/figure1", "fedsagd/figure2", "fedsagd/figure3"}
-    for name, table in figures.items():
-        with pytest.raises(FlatfedError, match="not accuracies but") as caught:
-            cells(name)
-        assert table.diagnostic in str(caught.value)
-        assert f"{table.title} (a diagnostic, not accuracies: " in listed
-
-
 @pytest.mark.parametrize(
     ("figure", "repeated"), [("fedswa/figure1", "fedswa/table3"), ("fednsam/figure2", "fednsam/table4")]
 )
@@ -291,7 +280,7 @@ def test_captions_repeat_cells_of_a_table(figure, repeated):
 
 
 def test_the_captions_of_fedsam_contradict_its_table():
-    for cell in cells("fedsam/figure4"):
+    for cell in (cell for cell in cells("fedsam/figure4") if cell.printed):
         (other,) = (
             other
             for other in cells("fedsam/table1")
@@ -440,19 +429,20 @@ def test_settings_that_tables_compare_are_the_same():
 
 @pytest.mark.parametrize("table", [table for table in TABLES if tables()[table].blocks[0].sweep])
 def test_the_small_scale_leaves_what_is_swept(table):
-    chosen = [small(cell) for cell in cells(table)]
+    chosen = [scaled(cell, "small", tables()[table]) for cell in cells(table)]
     assert len({json.dumps(cell.config, sort_keys=True) for cell in chosen}) == len(chosen)
     for cell, full in zip(chosen, cells(table), strict=True):
         shrunk, whole = settings(cell.config), settings(full.config)
         for name in cell.swept_settings:
             assert shrunk[name] == whole[name]
-        assert cell.label == f"{cell.method}, {tables()[table].blocks[0].sweep} = {cell.swept}"
+        value = f"{cell.swept:g}" if isinstance(cell.swept, float) else cell.swept
+        assert cell.label == f"{cell.method}, {tables()[table].blocks[0].sweep} = {value}"
 
 
 def test_the_small_scale_distils():
     for table in ("fedsynsam/table2", "fedsynsam/table5", "fedsynsam/table6"):
-        for cell in map(small, cells(table)[:20]):
-            config = Config.checked(cell.config)
+        for cell in cells(table)[:20]:
+            config = Config.checked(scaled(cell, "small", tables()[table]).config)
             tasks = [part for part in config.make_algorithm().parts if isinstance(part, ServerTask)]
             assert all(config.training.rounds >= task.first_round for task in tasks)
             assert bool(tasks) == ("Syn" in cell.method or "Dyna" in cell.method)
@@ -475,7 +465,7 @@ def test_titles_say_what_ran():
 
 
 def test_every_setting_says_where_it_comes_from():
-    for table in TABLES:
+    for table in (*TABLES, *FIGURES):
         for cell in cells(table):
             assert set(settings(cell.config)) == set(cell.sources)
             assert {"algorithm.name", "algorithm.gradient.part"} & set(cell.sources)
@@ -511,9 +501,12 @@ CHOICES = [
     (("fedsam/table1", 1, "FedAvg"), "data.options.augmentation", "our choice"),
     (("fedswa/table2", 0, "FedSWA"), "training.lr", "released code"),
     (("fedswa/table2", 0, "FedMoSWA"), "training.lr", "our choice"),
+    (("fedswa/table2", 0, "FedSAM"), "training.weight_decay", "our choice"),
+    (("fedswa/table2", 0, "FedAvg"), "training.weight_decay", "released code"),
     (("fedswa/table5", 0, "FedAvg"), "partition.concentration", "our choice"),
     (("fedswa/table6", 0, "FedAvg"), "partition.concentration", "paper"),
     (("fednsam/table3", 0, "FedAvg"), "data.clients", "our choice"),
+    (("fednsam/table3", 0, "FedAvg"), "data.options.normalisation", "released code"),
     (("fedsynsam/table2", 0, "FedSynSAM"), "algorithm.inner_rate", "our choice"),
     (("fedsynsam/table2", 0, "FedSynSAM"), "algorithm.initial", "paper"),
     (("fedsynsam/table5", 0, "FedSynSAM", 10.0), "algorithm.initial", "our choice"),
@@ -529,7 +522,8 @@ def test_choices_are_marked_as_such(place, name, kind):
 
 def test_sources_stated_in_a_file_are_of_settings_that_there_are():
     for name, paper in papers().items():
-        own = [cell for table in TABLES if table.startswith(f"{name}/") for cell in cells(table)]
+        named = (table for table in (*TABLES, *FIGURES) if table.startswith(f"{name}/"))
+        own = [cell for table in named for cell in cells(table)]
         known = {f"{setting}." for cell in own for setting in cell.sources}
         for stated, _ in paper._all_sources():
             assert any(setting.startswith(f"{stated}.") for setting in known), (name, stated)
@@ -574,7 +568,8 @@ def test_explanations_have_every_setting_of_every_cell_once():
     assert ("20", "FedAvg, FedLESAM") in steps and ("5", "FedSynSAM") in steps
 
 
-def test_tuned_settings_are_used_only_on_request():
+def test_tuned_settings_are_used_only_on_request(monkeypatch):
+    monkeypatch.setattr("flatfed.papers.reproduce.cells", cells)  # each table is made once
     tunings = [
         (f"{name}/{table}", tuning)
         for name, paper in papers().items()
@@ -668,18 +663,6 @@ def test_the_plan_leaves_nothing_out():
     assert methods(PLAN) == {(name, method) for name, paper in papers().items() for method in paper.methods}
     for table in TABLES:
         assert {cell.block for cell in PLAN[table]} == set(range(len(tables()[table].blocks)))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Generated data where loaders look for them; the rest of the tests must not see them."""
-    root = tmp_path_factory.mktemp("papers")
-    fake.write_everything(root / "data")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FLATFED_DATA", str(root / "data"))
-        config_module._loaded.cache_clear()
-        yield root
-    config_module._loaded.cache_clear()
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -780,7 +763,6 @@ def test_the_cells_of_a_table_can_be_swept(folder):
     ("arguments", "complaint"),
     [
         (["fedsagd/table2", "--methods", "FedSAG"], "did you mean 'FedSAGD'?"),
-        (["fedsagd/figure1"], "fedsagd/figure1: not accuracies but"),
         (["examples/digits.toml", "--only", "EMNIST-L"], "--methods and --only choose cells of a paper's"),
     ],
 )
@@ -807,8 +789,7 @@ def test_settings_of_a_table_can_be_changed():
         (["fedsagd/table99"], "table = 'fedsagd/table99': unknown"),
         (["fedsagd/table2", "--methods", "FedSAG"], "did you mean 'FedSAGD'?"),
         (["fedsagd/table2", "--only", "MNIST-X"], "only = 'MNIST-X': matches no part"),
-        (["fedsagd/table2", "--scale", "tiny"], "scale = 'tiny': must be full or small"),
-        (["fedsagd/figure3"], "not accuracies but the gap between training and test"),
+        (["fedsagd/table2", "--scale", "tiny"], "scale = 'tiny': must be one of: full, laptop, small"),
         (["fedswa/table2", "--tuned"], "tuned: no tuning is on record for these cells of fedswa/table2"),
     ],
 )

@@ -976,7 +976,7 @@ def test_the_servers_work_has_a_bar_of_its_own() -> None:
     from rich.console import Console
     from rich.progress import Progress
 
-    from flatfed.cli.terminal import Watcher, round_progress
+    from flatfed.training.progress import Watcher, round_progress
 
     with round_progress() as columns:
         progress = Progress(*columns.columns, console=Console(quiet=True))

@@ -382,7 +382,12 @@ def fedanag(problem: Problem, *, momentum_decay: float, server_rate: float = 1.0
 
 
 def fedlnag(
-    problem: Problem, *, momentum_decay: float, communicate: bool = True, server_rate: float = 1.0
+    problem: Problem,
+    *,
+    momentum_decay: float,
+    communicate: bool = True,
+    server_rate: float = 1.0,
+    damped: bool = False,
 ) -> Trace:
     """FedLNAG: local Nesterov momentum, averaged by the server or, without communication, reset every round.
 
@@ -402,8 +407,12 @@ def fedlnag(
             u_i = u if communicate else np.zeros_like(x)
             for k in range(problem.steps(t, i)):
                 g = problem.gradient(t, i, k, y) + wd * y
-                u_i = beta * u_i + g
-                y = y - eta * (g + beta * u_i)
+                if damped:
+                    u_i = beta * u_i + (1 - beta) * g
+                    y = y - eta * ((1 - beta) * g + beta * u_i)
+                else:
+                    u_i = beta * u_i + g
+                    y = y - eta * (g + beta * u_i)
             deltas.append(y - x)
             buffers.append(u_i)
         u = mean(buffers)
@@ -1024,22 +1033,26 @@ def fedmoswa(
 # Nesterov look-ahead with a perturbation along the server momentum
 
 
-def fednsam(problem: Problem, *, lookahead: float, radius: float) -> Trace:
-    """FedNSAM: gradients at the look-ahead point, pushed back against the server momentum."""
+def fednsam(problem: Problem, *, lookahead: float, radius: float, single_vector: bool = False) -> Trace:
+    """FedNSAM: gradients at the look-ahead point, pushed back against the server momentum.
+
+    With a single vector, clients are sent that point alone and start there.
+    """
     x = problem.start
     wd = problem.weight_decay
     m = np.zeros_like(x)
     models = [x]
     for t, cohort in enumerate(problem.cohorts):
         eta = problem.rate(t)
-        perturbation = -radius * unit(m)
+        shift = lookahead * m - radius * unit(m)
+        start = x + shift if single_vector else x
         deltas = []
         for i in cohort:
-            y = x
+            y = start
             for k in range(problem.steps(t, i)):
-                d = problem.gradient(t, i, k, y + lookahead * m + perturbation)
+                d = problem.gradient(t, i, k, y if single_vector else y + shift)
                 y = y - eta * (problem.optimized(t, i, k, y, d) + wd * y)
-            deltas.append(y - x)
+            deltas.append(y - start)
         m = lookahead * m + mean(deltas)
         x = x + m
         models.append(x)

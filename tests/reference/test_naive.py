@@ -456,6 +456,7 @@ REDUCTIONS: dict[str, tuple[Method, Method]] = {
         partial(naive.fedspeed, radius=0.2, mix=1.0, proximal_weight=0.3, duals="server"),
     ),
     "fedlnag": (partial(naive.fedlnag, momentum_decay=0.0), plain()),
+    "fedlnag-damped": (partial(naive.fedlnag, momentum_decay=0.0, damped=True), plain()),
     "fedlnag-reset": (partial(naive.fedlnag, momentum_decay=0.0, communicate=False), plain()),
     "fedlesam-client": (partial(naive.fedlesam, radius=0.0), plain()),
     "fedlesam-server": (partial(naive.fedlesam, radius=0.0, memory="server"), plain()),

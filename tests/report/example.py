@@ -142,6 +142,7 @@ def results(width: float, seed: int) -> dict[str, dict[str, Any]]:
         "local_stability": {
             "steps": steps,
             "discrepancy": [0.01 * step / width + 0.01 * seed for step in steps],
+            "bound": [0.4 * step for step in steps],
         },
         "global_stability": {
             "rounds": rounds,
@@ -174,6 +175,20 @@ def results(width: float, seed: int) -> dict[str, dict[str, Any]]:
         "theory": {
             "constants": {"smoothness": 30 / width, "gradient_deviation": 0.4, "heterogeneity": None},
             "bounds": {"stability": {"x": rounds, "y": [0.5 * place for place in rounds]}},
+            "statements": [
+                {
+                    "paper": "fedsam",
+                    "name": "Lemma B.2",
+                    "value": 0.5 / width,
+                    "label": "as printed",
+                    "conditions": [{"text": "η = 0.1 ≤ 0.02", "holds": False}],
+                    "terms": {},
+                    "corrected": None,
+                    "remark": "a term is lost",
+                    "holds": False,
+                    "measured": 0.2,
+                }
+            ],
         },
     }
 

@@ -378,6 +378,22 @@ def test_unseen_clients_and_clients_tests_have_their_numbers(tmp_path):
     assert chance.value == pytest.approx(100 * client_spreads(listed)["train"].chance)
 
 
+def test_clients_own_models_have_columns_where_there_are_some(tmp_path):
+    folder = write_run(tmp_path / "run")
+    path = folder / "clients.json"
+    plain = clients(methods_of(folder)).content[0]
+    assert not any("personal" in column for column in plain.columns)
+    listed = json.loads(path.read_text())
+    for number, client in enumerate(listed["clients"]):
+        client["test_personal_accuracy"] = 0.5 + 0.01 * number
+    path.write_text(json.dumps(listed))
+    table = clients(methods_of(folder)).content[0]
+    added = [column for column in table.columns if column not in plain.columns]
+    assert [column.partition(":")[0] for column in added] == ["personal model, test"] * 3
+    mean = table.rows[0][list(table.columns).index(added[0])]
+    assert mean.value == pytest.approx(100 * sum(0.5 + 0.01 * number for number in range(20)) / 20)
+
+
 def test_sharpness_over_different_radii_is_noted(tmp_path):
     folders = [write_run(tmp_path / name, name) for name in ("fedavg", "fedsam")]
     for folder in folders:

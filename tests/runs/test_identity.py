@@ -375,6 +375,23 @@ def test_what_is_nested_too_deeply_needs_a_version_too():
     assert run_identity(replace(task, model=model, **VERSION), plan).uncovered == ()
 
 
+def test_what_cannot_be_looked_at_needs_a_version_too():
+    class Closed:
+        def __call__(self, outputs, targets):
+            return F.cross_entropy(outputs, targets)
+
+        @property
+        def __dict__(self):
+            raise KeyError("mine")
+
+    task = ff.Task(nn.Linear(FEATURES, CLASSES), federation())
+    training = ff.Training(rounds=1)
+    plan = make_plan(task.model, task.federation, ff.fedavg(), task.loss, task.used_metrics, training, "cpu")
+    (uncovered,) = run_identity(replace(task, loss=Closed()), plan).uncovered
+    assert uncovered == "loss: it cannot be looked at (KeyError: 'mine')"
+    assert run_identity(replace(task, loss=Closed(), **VERSION), plan).uncovered == ()
+
+
 @pytest.mark.parametrize("changed", [{}, {"loss": F.cross_entropy}], ids=["uncovered", "covered"])
 def test_a_run_is_not_continued_without_its_identity(changed, tmp_path):
     options = {"loss": smooth(0.1), **changed}

@@ -10,14 +10,12 @@ import os
 import resource
 import shutil
 import signal
-import subprocess
-import sys
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import small_runs
 from small_runs import CONFIG, assert_same, contents, refusal, train, wait_for_checkpoint
 from typer.testing import CliRunner
 
@@ -44,58 +42,48 @@ def whole() -> ff.Run:
 
 # -- signals ----------------------------------------------------------------------------------------------
 
-SIGNALLED = """
-import os, signal, sys
-sys.path.insert(0, sys.argv[1])
-import small_runs
-from flatfed.runs import environment
-environment.source_commit = lambda: None
 
-def fault(folder, kind, place, number):
-    # The signal comes at one of the moments at which something is written, made visible, or trained.
+def strike_at(kind: int, place: str, number: int) -> list[Callable[[ff.Progress], None]]:
+    """Sends this process a signal the so-many-th time that something is written, made visible, or trained."""
     count = 0
 
-    def strike(*_):
+    def strike(*_: Any) -> None:
         nonlocal count
         count += 1
         if count == number:
             os.kill(os.getpid(), kind)
 
-    def before(module, name):
-        real = getattr(module, name)
-
-        def call(*arguments, **options):
-            strike()
-            return real(*arguments, **options)
-
-        setattr(module, name, call)
-
-    callbacks = []
     if place == "round":
-        callbacks = [strike]
-    else:
-        before(os, place)
-    small_runs.train(folder, 6, checkpoint_every=1, callbacks=callbacks)
+        return [strike]
+    real = getattr(os, place)
 
-def in_a_process(*arguments):
+    def call(*arguments: Any, **options: Any) -> Any:
+        strike()
+        return real(*arguments, **options)
+
+    setattr(os, place, call)
+    return []
+
+
+def in_a_process(folder: Path, kind: int, place: str, number: int) -> int:
+    """The exit code of a run that a signal comes upon."""
     child = os.fork()
     if child == 0:
+        code = 1
         try:
-            fault(*arguments)
+            # Whoever starts the tests in the background of a shell has them ignore it.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            train(folder, ROUNDS, checkpoint_every=1, callbacks=strike_at(kind, place, number))
+            code = 0
         except KeyboardInterrupt:
-            os._exit(130)
-        except BaseException:
-            import traceback
+            code = 130
+        except Exception:
             traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    status = os.waitpid(child, 0)[1]
-    return os.waitstatus_to_exitcode(status)
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
-for word in sys.argv[2:]:
-    folder, kind, place, number = word.split(":")
-    print(in_a_process(folder, int(kind), place, int(number)))
-"""
+
 # A run writes through to the disk some fifty times and has six rounds.
 MOMENTS = [("fsync", number) for number in (1, 2, 5, 8, 9, 10, 11, 12, 14, 17, 23, 34, 47)]
 MOMENTS += [("replace", number) for number in (1, 4, 5, 6, 7, 8, 20)]
@@ -107,19 +95,9 @@ def struck(folder: Path, kind: int, moments: list[tuple[str, int]], begun: Path 
     folders = [folder / f"{place}-{number}" for place, number in moments]
     for path in folders if begun else ():
         shutil.copytree(begun or path, path)
-    words = [
-        f"{path}:{int(kind)}:{place}:{number}" for path, (place, number) in zip(folders, moments, strict=True)
-    ]
-    done = subprocess.run(
-        [sys.executable, "-c", SIGNALLED, str(Path(small_runs.__file__).parent), *words],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=True,
-    )
     ending = 130 if kind == signal.SIGINT else -kind
-    assert [int(line) for line in done.stdout.splitlines()] == [ending] * len(moments), done.stderr
+    for path, (place, number) in zip(folders, moments, strict=True):
+        assert in_a_process(path, kind, place, number) == ending, path
     return folders
 
 

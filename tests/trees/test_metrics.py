@@ -149,6 +149,29 @@ def test_what_such_metrics_raise_is_one_line_with_their_name():
         assert said in str(refusal.value) and "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("method", ["__deepcopy__", "reset", "update", "compute"])
+def test_any_method_of_a_metric_may_fail(method):
+    def fail(*arguments: Any) -> Any:
+        raise KeyError("lost")
+
+    stream = type("Failing", (StreamingF1,), {"__init__": lambda self: None, method: fail})()
+    federation = ff.Federation.from_tensors(formed("dictionary"), test=formed("dictionary")[0])
+    with pytest.raises(ff.FlatfedError, match=r"^f: it cannot be .* \('lost'\)$") as refusal:
+        train(Named(), federation, ff.fedavg(), metrics={"f": stream}, **WORK)
+    assert isinstance(refusal.value.__cause__, KeyError)
+
+
+def test_a_complex_number_is_not_recorded_as_its_real_part():
+    class Complex(StreamingF1):
+        def compute(self) -> Any:
+            return torch.tensor(1 + 2j)
+
+    federation = ff.Federation.from_tensors(formed("dictionary"), test=formed("dictionary")[0])
+    for metric in (lambda outputs, targets: 1 + 2j, ff.whole(lambda outputs, targets: 1 + 2j), Complex()):
+        with pytest.raises(ff.FlatfedError, match=r"^f: it must return a real number, not "):
+            train(Named(), federation, ff.fedavg(), metrics={"f": metric}, **WORK)
+
+
 def test_what_is_no_metric_is_refused():
     with pytest.raises(ff.FlatfedError, match="give a function of"):
         ff.whole(3)  # type: ignore[arg-type]

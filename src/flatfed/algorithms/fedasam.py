@@ -7,8 +7,8 @@
 
 Limits: ρ = 0 is FedAvg; T = 1 is FedSAM(ρ), T = c is FedSAM(c ρ).
 Deviations: weights are the parameters whose name contains "weight", normalisation layers included, as in
-the authors' code; `scale_norms=False` leaves those out. Their optional averaging of late global models on
-the server is not included.
+the authors' code; `scale_norms=False` leaves those out. Their optional averaging of late global models is
+the server's rule `late_average`, without their cyclical step sizes.
 """
 
 from flatfed.algorithms.registry import register

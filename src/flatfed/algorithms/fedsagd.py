@@ -13,7 +13,7 @@ Limits: β = λ = μ = 0 is FedAvg; β = μ = 0 is FedProx(λ); β = λ = 0 is F
 Deviations: +μ y, as in the algorithm box; the appendix prints −μ y, which makes the round expand. The
 1/(1 + β) in v is kept as printed, although the step has no (1 + β) for it to invert: for λ = μ = 0,
 v ← 2β/(1 + β) v + mean gradient/(1 + β).
-Bounds on stability assume ‖v‖ ≤ Θ, the longest gradient, as the paper does; the rule allows Θ/(1 − β).
+The paper's bound on stability assumes ‖v‖ ≤ Θ, the longest gradient, which the rule does not give.
 """
 
 from flatfed.algorithms.registry import register

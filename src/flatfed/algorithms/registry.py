@@ -22,6 +22,28 @@ from flatfed.core.types import Range, plain, tuned_range
 Options = ParamSpec("Options")
 
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {}
+VARIANTS: dict[str, dict[str, Mapping[str, Any]]] = {}
+"""By algorithm and name, options that something else than its paper has, such as released code."""
+
+
+def variant(
+    name: str, **options: Any
+) -> Callable[[Callable[Options, Algorithm]], Callable[Options, Algorithm]]:
+    """Gives options of a registered algorithm a name: `fedswa(variant="released")`."""
+
+    def enrol(construct: Callable[Options, Algorithm]) -> Callable[Options, Algorithm]:
+        VARIANTS.setdefault(construct.__name__, {})[name] = options
+        return construct
+
+    return enrol
+
+
+def _options_of_variant(algorithm: str, name: object) -> Mapping[str, Any]:
+    known = VARIANTS.get(algorithm, {})
+    if not isinstance(name, str) or name not in known:
+        hint = did_you_mean(shown(name), known) if known else "it has none"
+        raise FlatfedError(f"{algorithm}.variant = {shown(name)}: unknown; {hint}")
+    return known[name]
 
 
 def register(make: Callable[Options, Algorithm]) -> Callable[Options, Algorithm]:
@@ -32,6 +54,9 @@ def register(make: Callable[Options, Algorithm]) -> Callable[Options, Algorithm]
 
     @functools.wraps(make)
     def construct(*positional: Options.args, **named: Options.kwargs) -> Algorithm:
+        if "variant" in named and "variant" not in signature.parameters:
+            own = _options_of_variant(name, named.pop("variant"))
+            named.update({key: value for key, value in own.items() if key not in named})
         try:
             # Positional arguments get their names first, so that a complaint can use them.
             given = signature.bind_partial(*positional).arguments
@@ -77,6 +102,7 @@ def facts(name: str) -> dict[str, Any]:
         "title": equations(name).splitlines()[0].rstrip("."),
         "equations": equations(name),
         "options": algorithm.options,
+        **({"variants": VARIANTS[name]} if name in VARIANTS else {}),
         "gradients_per_step": algorithm.gradient_evaluations,
         "passes_per_round": algorithm.full_gradients,
         "models_down": sum(sizes[key] == "model" for key in down),
@@ -103,18 +129,20 @@ def tuned_options(algorithm: Algorithm) -> dict[tuple[str | int, ...], Range]:
     Those of a named algorithm are declared by its constructor, those of a composition by its parts.
     """
     description = algorithm.describe()
-    found: dict[tuple[str | int, ...], Range] = {}
+    options: dict[tuple[str | int, ...], Range] = {}
     if "name" in description:
         hints = get_type_hints(ALGORITHMS[description["name"]], include_extras=True)
-        found = {(name,): kind for name, hint in hints.items() if (kind := tuned_range(hint))}
+        options = {(name,): kind for name, hint in hints.items() if (kind := tuned_range(hint))}
     else:
         for slot, filling in description.items():
             several = getattr(algorithm, slot) if slot in SLOTS else ()
             for place, part in enumerate(several if isinstance(several, tuple) else (several,)):
                 where = (slot, place) if isinstance(filling, list) else (slot,)
                 hints = get_type_hints(type(part), include_extras=True)
-                found |= {(*where, name): kind for name, hint in hints.items() if (kind := tuned_range(hint))}
-    return dict(list(found.items())[:TUNED_OPTIONS])
+                options |= {
+                    (*where, name): kind for name, hint in hints.items() if (kind := tuned_range(hint))
+                }
+    return dict(list(options.items())[:TUNED_OPTIONS])
 
 
 def parts_by_name(slot: str) -> dict[str, type[Part]]:

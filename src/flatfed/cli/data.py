@@ -20,7 +20,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from flatfed.cli.terminal import app, command_of, console, say, tell
+from flatfed.cli.terminal import AsJson, app, command_of, console, print_json, say, tell
 from flatfed.core.errors import FlatfedError, did_you_mean, printable
 
 if TYPE_CHECKING:
@@ -42,10 +42,23 @@ command = command_of(data_app, "no half file is left")
 
 
 @command
-def list_(folder: FolderOption = None) -> None:
+def list_(folder: FolderOption = None, as_json: AsJson = False) -> None:
     """List the data sets and where they are."""
     from flatfed.data.datasets.catalog import CATALOG, root_folder
 
+    if as_json:
+        print_json(
+            {
+                name: {
+                    "title": info.title,
+                    "origin": info.origin,
+                    "download_bytes": sum(file.size for file in info.downloads),
+                    "folder": None if info.origin or not (where := info.locate(folder)) else str(where),
+                }
+                for name, info in sorted(CATALOG.items())
+            }
+        )
+        return
     table = Table("name", "what it is", "download", "where")
     for name, info in sorted(CATALOG.items()):
         megabytes = sum(file.size for file in info.downloads) / 1e6
@@ -115,13 +128,15 @@ def check(
 
 
 def _check(info: DatasetInfo, folder: Path | None) -> None:
+    from flatfed.data.datasets.cache import bypassed
     from flatfed.data.datasets.catalog import DATASETS
 
     located = info.find(folder)
     versions = [options for pattern, options in info.versions.items() if any(located.glob(pattern))]
     for options in versions or [{}]:
         start = time.perf_counter()
-        data = DATASETS[info.name](folder=folder, **options)
+        with bypassed():
+            data = DATASETS[info.name](folder=folder, **options)
         seconds = time.perf_counter() - start
         label = " ".join([info.name, *map(str, options.values())])
         clients = f", {len(data.group_names):,} natural clients" if data.group_names else ""

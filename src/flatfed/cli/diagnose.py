@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
-import contextlib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from flatfed.cli.terminal import app, command_of, console, say, tell
+from flatfed.cli.terminal import (
+    RUNS,
+    AsJson,
+    Root,
+    app,
+    command_of,
+    console,
+    measurement_bars,
+    print_json,
+    print_tables,
+    say,
+    tell,
+)
 from flatfed.core.errors import FlatfedError, printable
-
-if TYPE_CHECKING:
-    from flatfed.diagnostics.subject import Tick
 
 
 @command_of(app, "finished diagnostics are kept; the same command does the rest")
 def diagnose(
-    folder: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A run's folder.")] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[RUN]", help="A run's folder; or a config file or my_task.py:make: its runs."
+        ),
+    ] = None,
     names: Annotated[
         list[str] | None,
         typer.Argument(metavar="[NAME]…", help="Which diagnostics, or all; the cheap ones if none is named."),
@@ -33,49 +45,65 @@ def diagnose(
         ),
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Measure again what is there already.")] = False,
+    runs: Root = RUNS,
+    as_json: AsJson = False,
 ) -> None:
-    """Measure flatness, curvature, drift, stability and generalization of a run; without RUN, list them."""
+    """Measure flatness, curvature, drift, stability and generalization of runs; without RUN, list them."""
     from flatfed.diagnostics import DIAGNOSTICS
     from flatfed.diagnostics import diagnose as measure
     from flatfed.diagnostics.registry import cheap_diagnostics, diagnostic_names
+    from flatfed.runs.overview import is_reference, runs_of
     from flatfed.training.config import with_assignments
 
     if folder is None:
-        _print_list()
+        _print_list(as_json)
         return
     chosen = list(dict.fromkeys(names or cheap_diagnostics()))
     options = with_assignments({}, assignments or [])
     if chosen == ["all"]:
         # Some need another run, which has to be given.
         chosen = [name for name in diagnostic_names() if DIAGNOSTICS[name].run_options <= set(options)]
-    with contextlib.ExitStack() as stack:
-        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-        progress = Progress(*columns, console=Console(stderr=True))
-
-        def watch(name: str) -> Tick:
-            if not progress.tasks:  # only what takes time gets a bar, not a complaint about the folder
-                stack.enter_context(progress)
-            task = progress.add_task(name, total=1.0)
-            return lambda share: progress.update(task, completed=share)
-
+    several = runs_of(folder, runs) if is_reference(folder) else [folder]
+    results, failed = {}, False
+    for one in several:
         errors: dict[str, FlatfedError] = {}
-        contents = measure(folder, chosen, options, again, watch, errors.__setitem__)
-    if contents:
-        table = Table("diagnostic", "result", title=Text(printable(str(folder))), title_justify="left")
-        for name, content in contents.items():
-            table.add_row(name, DIAGNOSTICS[name].summary(content["result"]))
-        console.print(table)
-        tell(f"files: {folder / 'diagnostics'}")
-    for name, error in errors.items():
-        say("error", f"{name}: {str(error).removeprefix(f'{name}: ')}", "red")
-    if errors:
+        with measurement_bars() as watch:
+            results[str(one)] = measure(one, chosen, options, again, watch, errors.__setitem__)
+        _print_results(one, results[str(one)])
+        for name, error in errors.items():
+            say("error", f"{name}: {str(error).removeprefix(f'{name}: ')}", "red")
+        failed = failed or bool(errors)
+    if as_json:
+        print_json(results)
+    if failed:
         raise typer.Exit(2)
 
 
-def _print_list() -> None:
+def _print_results(folder: Path, contents: Mapping[str, Mapping[str, Any]]) -> None:
+    from flatfed.diagnostics import DIAGNOSTICS
+
+    if not contents:
+        return
+    table = Table("diagnostic", "result", title=Text(printable(str(folder))), title_justify="left")
+    for name, content in contents.items():
+        table.add_row(name, DIAGNOSTICS[name].summary(content["result"]))
+    console.print(table)
+    for name, content in contents.items():
+        print_tables(DIAGNOSTICS[name].tables(content["result"]))
+    tell(f"files: {folder / 'diagnostics'}")
+
+
+def _print_list(as_json: bool) -> None:
     from flatfed.diagnostics import DIAGNOSTICS
     from flatfed.diagnostics.registry import cheap_diagnostics, diagnostic_names
 
+    if as_json:
+        print_json(
+            {
+                name: {"title": DIAGNOSTICS[name].title, "options": DIAGNOSTICS[name].options({})}
+                for name in diagnostic_names()
+            }
+        )
     table = Table("name", "what it measures", "options")
     for name in diagnostic_names():
         options = [

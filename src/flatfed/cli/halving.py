@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from flatfed.cli.terminal import Watcher, check_damage, console, round_progress, say, tell
+from flatfed.cli.terminal import check_damage, console, print_json, say, tell
 from flatfed.core.errors import DivergedError, printable
+from flatfed.training.progress import Watcher, round_progress
 
 if TYPE_CHECKING:
     from flatfed.runs.halving import Candidate, Tuned, Tuning
@@ -38,6 +39,7 @@ def tune_by_halving(
     seed: int | None,
     configurations: int | None,
     gradients: int | None,
+    as_json: bool = False,
 ) -> None:
     """Tunes every subject with the same number of configurations and gradients, and prints the best."""
     from flatfed.runs.halving import Halving, Method, Tuning
@@ -53,6 +55,8 @@ def tune_by_halving(
     halving = Halving() if configurations is None else Halving(configurations)
     tuning = Tuning.checked(methods, halving, gradients)
     results = run_tuning(tuning)
+    if as_json:
+        print_json({tuned.method.label: _candidate_facts(tuned) for tuned in results})
     for tuned in results:
         print_candidates(tuned, tuning)
     damaged = sum(candidate.state == "left out" for tuned in results for candidate in tuned.candidates)
@@ -69,6 +73,21 @@ def tune_by_halving(
         tell(line)
     tell(f"Run folders are in {runs}; the same command runs what is missing.")
     check_damage(damaged)
+
+
+def _candidate_facts(tuned: Tuned) -> list[dict[str, Any]]:
+    """The configurations of a method, best first."""
+    return [
+        {
+            "assignments": tuned.method.assignments(candidate.values),
+            "accuracies": dict(zip(map(str, tuned.rounds), candidate.accuracies, strict=False)),
+            "gradients": candidate.gradients,
+            "state": candidate.state,
+            "folder": str(candidate.run.folder),
+            "note": candidate.note,
+        }
+        for candidate in sorted(tuned.candidates, key=lambda one: one.worth, reverse=True)
+    ]
 
 
 def run_tuning(tuning: Tuning) -> list[Tuned]:

@@ -1,12 +1,13 @@
 """The command `flatfed split`."""
 
 import inspect
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from flatfed.cli.terminal import console, look, print_facts, tell
+from flatfed.cli.terminal import AsJson, console, look, print_facts, print_json, tell
 from flatfed.core.errors import printable
 
 
@@ -26,6 +27,7 @@ def split(
     ] = None,
     seed: Annotated[int, typer.Option(help="The same seed in a run gives the same split.")] = 0,
     output: Annotated[Path | None, typer.Option(help="Also write the picture, as .svg or .html.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show which client holds how many samples of which class."""
     from flatfed.data.partition import PARTITIONS, class_counts, summary
@@ -57,6 +59,14 @@ def split(
     title = ", ".join(filter(None, [f"{dataset} over {clients} clients", config.partition["name"], options]))
     console.print(printable(title), style="bold", soft_wrap=True)
     print_facts(describe(numbers))
+    if as_json:
+        print_json(
+            {
+                "title": title,
+                "summary": asdict(numbers),
+                "samples_by_client_and_class": counts.tolist(),
+            }
+        )
     coloured = console.color_system is not None and not console.no_color
     console.print(terminal_picture(counts, min(console.width, 140), coloured))
     if output is not None:

@@ -1,4 +1,4 @@
-"""What all commands share: the terminal, errors in one line, progress bars.
+"""What all commands share: the terminal, and errors in one line.
 
 Commands import the rooms that they need when they run: torch takes a second, and help is printed without it.
 """
@@ -6,29 +6,44 @@ Commands import the rooms that they need when they run: torch takes a second, an
 from __future__ import annotations
 
 import functools
+import io
 import json
+import math
 import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from flatfed.core.errors import DivergedError, FlatfedError, FlatfedWarning, printable
 
 if TYPE_CHECKING:
-    from flatfed.core.context import TaskStep
+    from flatfed.diagnostics import figures
     from flatfed.training.loop import Callback
-    from flatfed.training.loop import Progress as RoundProgress
 
+
+def _open_streams() -> None:
+    """Standard streams that are closed lead nowhere, and those that lack a sign show its number.
+
+    The next file that is opened would take the place of a closed one, and get what is printed.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 (for as long as the process)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+_open_streams()
 app = typer.Typer(
     help="Federated learning that finds flat, stable minima.",
     no_args_is_help=True,
@@ -61,6 +76,9 @@ Tracking = Annotated[
     Path | None,
     typer.Option("--tensorboard", metavar="FOLDER", help="Also write curves for TensorBoard there."),
 ]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print the results as JSON, and everything else to stderr.")
+]
 Root = Annotated[Path, typer.Option("--runs", help="Where run folders live.")]
 RUNS = Path("runs")
 
@@ -74,6 +92,7 @@ def command_of(group: typer.Typer, kept: str) -> Callable[[Command[Arguments]], 
     def register(function: Command[Arguments]) -> Command[Arguments]:
         @functools.wraps(function)
         def guarded(*positional: Arguments.args, **named: Arguments.kwargs) -> None:
+            console.stderr = bool(named.get("as_json"))
             try:
                 with _notes():
                     function(*positional, **named)
@@ -115,14 +134,45 @@ def _notes() -> Iterator[None]:
         yield
 
 
+def print_tables(tables: Iterable[figures.Table]) -> None:
+    """Tables of text and numbers, with their notes."""
+    for shown in tables:
+        table = Table(*shown.columns, title=shown.title, title_justify="left")
+        for row in shown.rows:
+            table.add_row(*(printable(entry.text) for entry in row))
+        console.print(table)
+        if shown.note:
+            console.print(shown.note)
+
+
 def tell(line: str) -> None:
     """A line of a result, in which there may be words of the user's own."""
     console.print(printable(line), soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
-    """For other programs: nothing else is printed with it."""
-    print(json.dumps(value, indent=1))  # noqa: T201
+    """For other programs: nothing else is printed with it. What is not finite is null, as JSON has it."""
+    print(json.dumps(_finite(value), indent=1, default=str))  # noqa: T201
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def table_facts(table: figures.Table) -> dict[str, Any]:
+    """A table as plain data: numbers where its cells have them, texts elsewhere."""
+    rows = [
+        {
+            column.replace("\n", " "): entry.text if entry.value is None else entry.value
+            for column, entry in zip(table.columns, row, strict=True)
+        }
+        for row in table.rows
+    ]
+    return {"title": table.title, "rows": rows, "note": table.note}
 
 
 def check_damage(folders: int) -> None:
@@ -156,47 +206,20 @@ def print_facts(facts: Iterable[tuple[str, str]]) -> None:
     console.print(table)
 
 
-def round_progress() -> Progress:
-    """A bar that counts rounds, with a note behind it."""
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[unit]}"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}", markup=False),
-        console=Console(stderr=True),
-    )
+@contextmanager
+def measurement_bars() -> Iterator[Callable[[str], Callable[[float], None]]]:
+    """Adds a bar for each measurement by its name; nothing is shown before the first."""
+    with ExitStack() as stack:
+        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+        progress = Progress(*columns, console=Console(stderr=True))
 
+        def watch(name: str) -> Callable[[float], None]:
+            if not progress.tasks:  # only what takes time gets a bar, not a complaint about the folder
+                stack.enter_context(progress)
+            task = progress.add_task(printable(name), total=1.0)
+            return lambda share: progress.update(task, completed=share)
 
-@dataclass(eq=False)
-class Watcher:
-    """A run's callback that moves a bar with its rounds, and shows the server's own tasks as another bar."""
-
-    progress: Progress
-    task: TaskID
-    prefix: str = ""
-    before: int | None = None
-    """Where the bar stands when the run is at round 0; None moves it on from where it is."""
-    _server_task: TaskID | None = field(default=None, init=False)
-
-    def __call__(self, now: RoundProgress) -> None:
-        if self._server_task is not None:
-            self.progress.remove_task(self._server_task)
-            self._server_task = None
-        note = printable(self.prefix) + describe_round(now.record)
-        if self.before is None:
-            self.progress.update(self.task, advance=1, note=note)
-        else:
-            self.progress.update(self.task, completed=self.before + now.round, note=note)
-
-    def task_step(self, step: TaskStep) -> None:
-        if step.total == 1:
-            return
-        if self._server_task is None:
-            self._server_task = self.progress.add_task("server", total=step.total, note="", unit="iterations")
-        loss = f"matching loss {step.record['matching_loss']:.3f}" if "matching_loss" in step.record else ""
-        self.progress.update(self._server_task, completed=step.done, note=loss)
+        yield watch
 
 
 def on_ray(address: str | None) -> list[str]:
@@ -211,11 +234,3 @@ def trackers(tensorboard: Path | None, folder: Path) -> list[Callback]:
     from flatfed.training.callbacks import TensorBoard
 
     return [TensorBoard(tensorboard / folder.name)]
-
-
-def describe_round(record: Mapping[str, Any]) -> str:
-    """A round in a few words."""
-    accuracy = f"accuracy {record['test_accuracy']:.1%}" if "test_accuracy" in record else ""
-    validation = "validation_accuracy"
-    validated = f", validation {record[validation]:.1%}" if validation in record else ""
-    return f"loss {record['train_loss']:.3f} {accuracy}{validated}"

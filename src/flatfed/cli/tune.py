@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,20 +16,21 @@ from rich.text import Text
 from flatfed.cli.halving import Subject, set_options, tune_by_halving
 from flatfed.cli.terminal import (
     RUNS,
+    AsJson,
     Assignments,
     FromScratch,
     Methods,
     Only,
     Root,
-    Watcher,
     check_damage,
     command,
     console,
-    round_progress,
+    print_json,
     say,
     tell,
 )
 from flatfed.core.errors import DivergedError, FlatfedError, printable
+from flatfed.training.progress import Watcher, round_progress
 
 if TYPE_CHECKING:
     from flatfed.runs.tune import Search, Trial
@@ -69,6 +71,7 @@ def tune(
     assignments: Assignments = None,
     from_scratch: FromScratch = False,
     runs: Root = RUNS,
+    as_json: AsJson = False,
 ) -> None:
     """Try a grid of settings, or --halving, stopping runs that fall behind, and print the best.
 
@@ -86,7 +89,7 @@ def tune(
                 )
         if metric != "final":
             raise FlatfedError(f"--metric {metric}: rungs of --halving are judged by their final round")
-        tune_by_halving(subjects, runs, seed, trials, gradients)
+        tune_by_halving(subjects, runs, seed, trials, gradients, as_json)
         return
     if gradients is not None:
         raise FlatfedError(f"--gradients {gradients}: only with --halving; a grid's runs have their rounds")
@@ -105,6 +108,9 @@ def tune(
             run_trials(search, runs, trials, partial(watch, number)) for number, search in enumerate(searches)
         ]
         progress.update(task, completed=sum(rounds), note="")
+    if as_json:
+        trial_lists = [[asdict(trial) for trial in ended] for ended in results]
+        print_json({one.label: trials for one, trials in zip(subjects, trial_lists, strict=True)})
     for subject, search, ended in zip(subjects, searches, results, strict=True):
         _print_trials(ended, search, subject.label)
     damaged = sum(trial.state == "left out" for ended in results for trial in ended)

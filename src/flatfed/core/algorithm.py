@@ -240,6 +240,11 @@ class Algorithm:
         """Whether the reduced upload "displacement" is the mean displacement of the clients' models."""
         return self.uploads_displacement and self.aggregate.streams
 
+    @cached_property
+    def alone(self) -> "Algorithm":
+        """What of it acts on parameters that a client shares with nobody: the steps of its optimizer."""
+        return Algorithm(optimizer=self.optimizer.alone, schedule=self.schedule)
+
     @property
     def gradient_evaluations(self) -> int:
         return self.gradient.evaluations

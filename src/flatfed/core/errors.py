@@ -1,7 +1,8 @@
 """Errors and warnings that name the field, the bad value and the fix, in one line."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from pydantic import ValidationError
@@ -99,6 +100,36 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
+def memory_ran_out(error: Exception) -> bool:
+    """Whether this is Python's or torch's word for it; torch has none of its own on the CPU."""
+    known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return known or "can't allocate memory" in first_line(error)
+
+
+@contextmanager
+def user_errors(place: str) -> Iterator[None]:
+    """Whatever a user's function raises, in one line that says which; the cause stays attached."""
+    try:
+        yield
+    except FlatfedError:
+        raise
+    except Exception as error:
+        if memory_ran_out(error):
+            raise
+        raise FlatfedError(f"{place} raised {type(error).__name__}: {first_line(error)}") from error
+
+
+def name_of(function: object) -> str:
+    """What a user's function, or the class of a user's object, is called."""
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
 def printable(text: str) -> str:
     """Text that may come from anywhere as one line that a terminal shows as it is."""
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+
+
+def brief(error: BaseException) -> str:
+    """An error's text as one short line."""
+    text = printable(" ".join(str(error).split())) or type(error).__name__
+    return text if len(text) <= 120 else text[:117] + "…"

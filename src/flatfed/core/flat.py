@@ -15,8 +15,10 @@ point where it first looks at it.
 `length` and `unit` are exact for vectors of any size.
 """
 
+from __future__ import annotations
+
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,21 +50,32 @@ class Layout:
         dtypes = {value.dtype for _, value in parameters}
         if len(dtypes) > 1:
             raise FlatfedError(f"model: parameters have several dtypes {sorted(map(str, dtypes))}; use one")
-        self.entries = tuple(Entry(name, value.shape, value.numel()) for name, value in parameters)
+        self._place([Entry(name, value.shape, value.numel()) for name, value in parameters], dtypes.pop())
+
+    @classmethod
+    def of(cls, entries: Iterable[Entry], dtype: torch.dtype) -> Layout:
+        """That of some parameters in this order, or of none."""
+        layout = cls.__new__(cls)
+        layout._place(entries, dtype)
+        return layout
+
+    def _place(self, entries: Iterable[Entry], dtype: torch.dtype) -> None:
+        self.entries, self.dtype = tuple(entries), dtype
         self.sizes = [entry.size for entry in self.entries]
         self.size = sum(self.sizes)
-        self.dtype = dtypes.pop()
         self.channels_last = any(len(entry.shape) == 4 for entry in self.entries)
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
         """The named parameters as views of a flat vector [P]."""
-        pieces = vector.split(self.sizes)
+        pieces = vector.split(self.sizes) if self.entries else ()
         return {
             entry.name: _unfold(entry.shape, piece) for entry, piece in zip(self.entries, pieces, strict=True)
         }
 
     def pack(self, tensors: Sequence[Tensor]) -> Tensor:
         """The inverse of `views`: tensors in the layout's order become one vector [P]."""
+        if not tensors:
+            return torch.empty(0, dtype=self.dtype)
         return torch.cat([_fold(tensor) for tensor in tensors])
 
     def vector(self, module: nn.Module) -> Tensor:
@@ -72,21 +85,29 @@ class Layout:
 
     def tensor_means(self, vectors: Tensor) -> Tensor:
         """The mean over every parameter: [..., P] → [..., tensors]."""
+        if not self.entries:
+            return vectors[..., :0]
         pieces = vectors.split(self.sizes, -1)
         return torch.stack([piece.sum(-1) if piece.numel() == 0 else piece.mean(-1) for piece in pieces], -1)
 
     def spread(self, means: Tensor) -> Tensor:
         """Every parameter filled with one number: [..., tensors] → [..., P]."""
-        return means.repeat_interleave(torch.tensor(self.sizes, device=means.device), -1)
+        if not self.entries:
+            return means[..., :0]
+        pieces = [
+            mean.expand(*mean.shape[:-1], size)
+            for mean, size in zip(means.split(1, -1), self.sizes, strict=True)
+        ]
+        return torch.cat(pieces, -1)
 
-    def weight_entries(self, minimum_dimensions: int = 0) -> Tensor:
+    def weight_entries(self, device: torch.device, minimum_dimensions: int = 0) -> Tensor:
         """[P] booleans: the entries of parameters whose name contains "weight" (ASAM scales these)."""
-        return torch.cat(
-            [
-                torch.full((entry.size,), "weight" in entry.name and len(entry.shape) >= minimum_dimensions)
-                for entry in self.entries
-            ]
-        )
+        chosen = ["weight" in entry.name and len(entry.shape) >= minimum_dimensions for entry in self.entries]
+        pieces = [
+            torch.full((size,), scaled, device=device)
+            for size, scaled in zip(self.sizes, chosen, strict=True)
+        ]
+        return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.bool, device=device)
 
 
 def _unfold(shape: torch.Size, piece: Tensor) -> Tensor:
@@ -177,14 +198,31 @@ def no_longer_finite(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) 
 
 
 class BoundModel:
-    """A private copy of a module whose parameters are views of the vector it was last bound to."""
+    """A copy of a module of its own, whose parameters are views of the vector it was last bound to.
 
-    def __init__(self, module: nn.Module, layout: Layout, device: torch.device) -> None:
-        self.module = copy.deepcopy(module).to(device)
-        self.layout = layout
+    Parameters that the layout leaves out never change: all copies on the module's own device have the same
+    ones. `evaluating` are the names of submodules that stay in evaluation mode.
+    """
+
+    def __init__(
+        self, module: nn.Module, layout: Layout, device: torch.device, evaluating: Iterable[str] = ()
+    ) -> None:
         names = {entry.name for entry in layout.entries}
-        self.parameters = [value for name, value in self.module.named_parameters() if name in names]
+        constant = [
+            value for name, value in module.named_parameters() if name not in names and value.device == device
+        ]
+        self.module = copy.deepcopy(module, {id(value): value for value in constant}).to(device)
+        self.layout = layout
+        own = dict(self.module.named_parameters())
+        self.parameters = [own[entry.name] for entry in layout.entries]
+        self._evaluating = [self.module.get_submodule(name) for name in evaluating]
         self._address: int | None = None
+
+    def train(self, mode: bool = True) -> None:
+        """As the module's own, but for what stays in evaluation mode."""
+        self.module.train(mode)
+        for part in self._evaluating:
+            part.eval()
 
     @property
     def buffers(self) -> dict[str, Tensor]:
@@ -205,6 +243,8 @@ class BoundModel:
 
 def length(vector: Tensor) -> Tensor:
     """‖v‖ over the last axis, kept; also where squares are too small or too large for the dtype."""
+    if vector.device.type != "cpu":
+        return scaled_length(vector)
     norm = torch.linalg.vector_norm(vector, dim=-1, keepdim=True)
     limits = torch.finfo(vector.dtype)
     # So small that squares which were too small to count may be missing, or no number at all.
@@ -215,6 +255,16 @@ def length(vector: Tensor) -> Tensor:
         scaled = torch.linalg.vector_norm(vector / scale, dim=-1, keepdim=True, dtype=torch.float64)
         norm = torch.where(doubtful, (scaled * scale).to(norm.dtype), norm)
     return norm
+
+
+def scaled_length(vector: Tensor) -> Tensor:
+    """`length` without a look at the numbers, for which the host would have to wait for an accelerator."""
+    largest = vector.abs().amax(-1, keepdim=True)
+    whole = largest if largest.dtype.itemsize >= 4 else largest.float()
+    # A power of 2 near the largest number, and 1 for a vector of zeros.
+    scale = torch.exp2(torch.frexp(whole).exponent.sub(1).to(whole.dtype)).to(vector.dtype)
+    scale = torch.where((largest > 0) & torch.isfinite(largest), scale, 1)
+    return torch.linalg.vector_norm(vector / scale, dim=-1, keepdim=True) * scale
 
 
 def unit(vector: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ goes in and comes out. A part sees its own vectors and uploads under the names t
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
 
 import torch
 from pydantic import ConfigDict, ValidationError
@@ -52,23 +52,6 @@ class Upload:
     size: Size = "model"
     reduce: Callable[[Tensor], Tensor] = identity
     of: str = ""
-
-
-class StepBound(NamedTuple):
-    """How a part changes the longest step that gradients of bounded length allow, for bounds on stability."""
-
-    gain: float = 1.0
-    """The factor by which it may lengthen a step."""
-    rate: float = 1.0
-    """The server's step size, which scales what is gained and what is contracted."""
-    spring: float = 0.0
-    """Its pull towards the received model."""
-    decay: float = 0.0
-    """Its pull towards zero."""
-    contracts: bool = True
-    """Whether weight decay still brings two trainings closer together behind it."""
-    allows_decay: bool = True
-    """Whether the bound holds under weight decay at all."""
 
 
 def snake_case(name: str) -> str:
@@ -134,11 +117,6 @@ class Part(metaclass=_PartType):
         """Passes over all of a client's data in each round."""
         return 0
 
-    @property
-    def step_bound(self) -> StepBound | None:
-        """What it does to bounds on stability; None if they cannot be had with it."""
-        return StepBound() if type(self) is SLOTS[self.slot] else None
-
     def begin(self, context: ClientContext) -> Carry:
         """What the part remembers from step to step inside one round."""
         return {}
@@ -199,6 +177,11 @@ class Gradient(Part):
         """Forward and backward passes in each local step."""
         return 1
 
+    @property
+    def bounded(self) -> bool:
+        """Whether its directions are no longer than the longest gradient of a client's loss."""
+        return type(self) is Gradient
+
     def constant_shift(self, context: ClientContext) -> Tensor | None:
         """How far from the local model gradients are taken, where that does not change during the round."""
         return None
@@ -255,6 +238,11 @@ class Optimizer(Correction):
     step_sizes: ClassVar[Range] = Range(0.003, 1.0)
     """Where the step size η is sought when it is tuned."""
 
+    @property
+    def alone(self) -> "Optimizer":
+        """The same for parameters that a client shares with nobody: what would be averaged, it keeps."""
+        return self
+
 
 class Schedule(Part):
     """Which local step sizes? Here: constant within a round."""
@@ -294,6 +282,12 @@ class Server(Part):
     """How is the global model updated? Here: by the mean displacement, and whatever corrections add."""
 
     slot = "server"
+
+    @property
+    def majorant(self) -> "Server | None":
+        """A rule that is linear in displacements and never takes shorter steps, for bounds of one that is
+        not."""
+        return None
 
     def update(self, server: State, mean: State, shift: Tensor | None, context: MergeContext) -> Vectors:
         """The new "model" and the rule's own vectors."""

@@ -91,70 +91,93 @@ def flush_denormals() -> Iterator[None]:
         torch.set_flush_denormal(already)
 
 
-@torch.no_grad()
-@flush_denormals()
-def client_round(
-    algorithm: Algorithm, context: ClientContext, oracles: Iterable[Oracle], training: Training, point: Tensor
-) -> ClientResult:
-    """K local steps; `point` [..., P] is working memory that already holds the received model.
+class LocalSteps:
+    """The local steps of a client or a chunk; `point` [..., P] is working memory that already holds the
+    received model.
 
     The gradient is clipped (`clip_stage="loss"`; full gradients, too), corrected, perhaps clipped then
     ("total"), and decayed at the unperturbed local model. An optimizer that accumulates gradients over steps
     may take the decayed one.
     `context.displacement` is working memory too: zeros at the start, and the displacement at the end.
     """
-    clip_loss = training.clip if training.clip_stage == "loss" else None
-    clip_total = training.clip if training.clip_stage == "total" else None
-    if clip_loss is not None:
-        # What parts make of a full gradient acts beside clipped ones.
-        whole = context.full_gradient
-        context = replace(context, full_gradient=lambda: clipped(whole(), clip_loss))
-    gradient_rule, (gradient_member, *correction_members) = algorithm.gradient, algorithm.client_members
-    gradient_context = gradient_member.context(context)
-    carry = gradient_rule.begin(gradient_context)
-    stages = [
-        _Stage(correction, member.context(context))
-        for correction, member in zip(algorithm.corrections, correction_members, strict=True)
-    ]
-    # The last affine maps become part of the step, unless all corrections together are to be clipped.
-    folded, stepwise = Affine(), list(stages)
-    decay = training.weight_decay
-    decayed = next((stage for stage in stages if stage.decays_gradient), None) if decay else None
-    while clip_total is None and stepwise and (affine := stepwise[-1].affine) is not None:
-        folded = affine.then(folded)
-        stepwise.pop()
-    displacement, drift = context.displacement, []
-    start, shift = context.origin, gradient_rule.constant_shift(gradient_context)
-    if shift is not None:
-        # Where gradients are taken moves as the local model does, so that only one of them has to.
-        point.add_(shift)
-        start = start + shift
-    if decay and decayed is None:
-        folded = folded.then(Affine(spring=decay, pull=-decay * context.origin))
-    step = _Step(folded, start)
-    _check_factors((folded, *(stage.affine or Affine() for stage in stages)), context, training)
 
-    for rate, oracle in zip(context.rates, oracles, strict=True):
-        direction, carry = gradient_rule.gradient(point, oracle, gradient_context, carry)
-        if direction.shape != point.shape:
-            raise _misfit(gradient_member.owner, direction, point)
+    def __init__(
+        self, algorithm: Algorithm, context: ClientContext, training: Training, point: Tensor
+    ) -> None:
+        clip_loss = training.clip if training.clip_stage == "loss" else None
+        clip_total = training.clip if training.clip_stage == "total" else None
         if clip_loss is not None:
-            direction = clipped(direction, clip_loss)
-        for stage in stepwise:
-            if stage is decayed:
-                local = point if shift is None else context.origin + displacement
-                direction = direction.add(local, alpha=decay)
-            direction = stage.direction(direction)
-        if clip_total is not None:
-            direction = clipped(direction, clip_total)
-        step(point, direction, rate)
-        torch.sub(point, start, out=displacement)
-        drift.append(torch.linalg.vector_norm(displacement, dim=-1).square())
+            # What parts make of a full gradient acts beside clipped ones.
+            whole = context.full_gradient
+            context = replace(context, full_gradient=lambda: clipped(whole(), clip_loss))
+        gradient_member, *correction_members = algorithm.client_members
+        gradient_context = gradient_member.context(context)
+        carry = algorithm.gradient.begin(gradient_context)
+        stages = [
+            _Stage(correction, member.context(context))
+            for correction, member in zip(algorithm.corrections, correction_members, strict=True)
+        ]
+        # The last affine maps become part of the step, unless all corrections together are to be clipped.
+        folded, stepwise = Affine(), list(stages)
+        decay = training.weight_decay
+        decayed = next((stage for stage in stages if stage.decays_gradient), None) if decay else None
+        while clip_total is None and stepwise and (affine := stepwise[-1].affine) is not None:
+            folded = affine.then(folded)
+            stepwise.pop()
+        start, shift = context.origin, algorithm.gradient.constant_shift(gradient_context)
+        if shift is not None:
+            # Where gradients are taken moves as the local model does, so that only one of them has to.
+            point.add_(shift)
+            start = start + shift
+        if decay and decayed is None:
+            folded = folded.then(Affine(spring=decay, pull=-decay * context.origin))
+        _check_factors((folded, *(stage.affine or Affine() for stage in stages)), context, training)
+        self.algorithm, self.context, self.point = algorithm, context, point
+        self._gradient_member, self._gradient_context, self._carry = gradient_member, gradient_context, carry
+        self._correction_members, self._stages, self._stepwise = correction_members, stages, stepwise
+        self._clip_loss, self._clip_total = clip_loss, clip_total
+        self._decay, self._decayed = decay, decayed
+        self._start, self._shift, self._step = start, shift, _Step(folded, start)
 
-    handed: list[Handed] = [(gradient_member, gradient_context, carry)]
-    for stage, member in zip(stages, correction_members, strict=True):
-        handed.append((member, stage.context, stage.carry))
-    client, upload = _finished(algorithm, context, handed)
+    def take(self, rate: float, oracle: Oracle) -> None:
+        """One step, with the gradients of its batch."""
+        point, context = self.point, self.context
+        direction, self._carry = self.algorithm.gradient.gradient(
+            point, oracle, self._gradient_context, self._carry
+        )
+        if direction.shape != point.shape:
+            raise _misfit(self._gradient_member.owner, direction, point)
+        if self._clip_loss is not None:
+            direction = clipped(direction, self._clip_loss)
+        for stage in self._stepwise:
+            if stage is self._decayed:
+                local = point if self._shift is None else context.origin + context.displacement
+                direction = direction.add(local, alpha=self._decay)
+            direction = stage.direction(direction)
+        if self._clip_total is not None:
+            direction = clipped(direction, self._clip_total)
+        self._step(point, direction, rate)
+        torch.sub(point, self._start, out=context.displacement)
+
+    def finished(self) -> tuple[Vectors, Vectors]:
+        """What the client keeps, and what it uploads."""
+        handed: list[Handed] = [(self._gradient_member, self._gradient_context, self._carry)]
+        for stage, member in zip(self._stages, self._correction_members, strict=True):
+            handed.append((member, stage.context, stage.carry))
+        return _finished(self.algorithm, self.context, handed)
+
+
+@torch.no_grad()
+@flush_denormals()
+def client_round(
+    algorithm: Algorithm, context: ClientContext, oracles: Iterable[Oracle], training: Training, point: Tensor
+) -> ClientResult:
+    """K local steps from the received model, which `point` [..., P] already holds."""
+    steps, displacement, drift = LocalSteps(algorithm, context, training, point), context.displacement, []
+    for rate, oracle in zip(context.rates, oracles, strict=True):
+        steps.take(rate, oracle)
+        drift.append(torch.linalg.vector_norm(displacement, dim=-1).square())
+    client, upload = steps.finished()
     return ClientResult(client, upload, displacement, torch.stack(drift))
 
 

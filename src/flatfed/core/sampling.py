@@ -86,6 +86,19 @@ def local_steps(training: Training, samples: int) -> int:
     return epochs if training.batch_size is None else epochs * -(-samples // training.batch_size)
 
 
+def divided_rates(training: Training, rates: list[float]) -> tuple[list[float], list[float]]:
+    """Of a round's step sizes those for private entries and those for shared ones, which may be the same."""
+    steps = training.sharing.private_steps
+    if steps is None:
+        return rates, rates
+    if steps >= len(rates):
+        raise FlatfedError(
+            f"sharing.private_steps = {steps}: a client takes {len(rates)} local steps, so that none is left "
+            "for what is shared; use fewer of them or more local steps"
+        )
+    return rates[:steps], rates[steps:]
+
+
 def equal_batches(training: Training, common_size: int | None) -> bool:
     """Whether every client takes the same number of steps with batches of the same sizes."""
     in_steps = training.local_steps is not None and training.batch_size is not None

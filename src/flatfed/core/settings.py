@@ -3,13 +3,22 @@
 import math
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from flatfed.core.errors import FlatfedError, one_line
 from flatfed.core.types import SMALLEST, Count, NonNegative, Positive, PositiveShare, Seed
 
-Precision = Literal["float32", "bfloat16"]
-"""What a model and its loss are computed in: its own numbers, or torch's autocast to bfloat16."""
+Precision = Literal["float32", "tf32", "bfloat16"]
+"""What a model and its loss are computed in: its own numbers, products of rounded ones on CUDA, or torch's
+autocast to bfloat16."""
 ALTERNATIVES = (("participation", "participants"), ("local_epochs", "local_steps"))
 """Pairs of training settings of which only one is given."""
 
@@ -28,6 +37,35 @@ class CheckedModel(BaseModel):
     def replaced(self, **changes: Any) -> Self:
         """A copy with some fields changed, checked again."""
         return type(self)(**{**self.model_dump(), **changes})
+
+
+class Sharing(CheckedModel):
+    """What of a model clients share, and what each of them keeps to itself.
+
+    What is kept never travels and belongs to the client's state. A client trains its private parameters with
+    the algorithm's optimizer by plain steps; everything else of an algorithm is about what is shared.
+    """
+
+    private: tuple[str, ...] = ()
+    """Names of modules, parameters and buffers that clients keep, with * for anything: "*.lora_B*"."""
+    normalisation: Literal["average", "local", "frozen", "recompute"] = "average"
+    """Normalisation layers are shared like all others, or private ("local"), or stay as they are, statistics
+    and parameters ("frozen"), or their statistics stay where they are and the server makes those of the
+    global model from its validation samples ("recompute")."""
+    private_steps: Count | None = None
+    """So many local steps are private: they change only what is private, and the others only the rest."""
+
+    @field_validator("private", mode="before")
+    @classmethod
+    def _one_name(cls, value: Any) -> Any:
+        # Layers of a stack are numbered.
+        return (str(value),) if isinstance(value, str | int) else value
+
+    @model_validator(mode="after")
+    def _something_private(self) -> Self:
+        if self.private_steps is not None and not self.private and self.normalisation != "local":
+            raise ValueError(f"private_steps = {self.private_steps}: nothing is private; name it in private")
+        return self
 
 
 class Training(CheckedModel):
@@ -75,12 +113,30 @@ class Training(CheckedModel):
     """Rounds between evaluations; the last round is always evaluated."""
     evaluate: Literal["broadcast", "active_mean"] = "broadcast"
     """Evaluate the global model, or the mean of the participants' models."""
+    patience: Count | None = None
+    """Training ends after so many rounds without a better value on the validation samples."""
+    best_by: str | None = None
+    """What `patience` and the best model go by on the validation samples: a metric, better the higher it is,
+    or "loss"; the accuracy if there is one, or else the loss, unless given."""
     seed: Seed = 0
     precision: Precision = "float32"
-    """Forward passes and losses in the model's own float32, or in bfloat16 (autocast), where vectors and all
-    algebra stay as they are; gradients of clients, full gradients and evaluation alike."""
+    """Forward passes and losses in the model's own float32, in bfloat16 (autocast), or with products in TF32
+    on CUDA, where vectors and all algebra stay as they are; gradients of clients, full gradients and
+    evaluation alike."""
     path: Literal["auto", "matrix", "client"] = "auto"
     """Train chunks of clients as one matrix, or client by client; chosen from model and shapes if auto."""
+    sharing: Sharing = Sharing()
+    """What of the model is shared, and what stays with each client; everything is shared by default."""
+    fine_tuning_steps: Count | None = None
+    """Evaluate the final model on every client also after so many local steps there."""
+
+    @model_serializer(mode="wrap")
+    def _without_unused(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Runs without these settings have the identities and folders from before there was a choice.
+        values: dict[str, Any] = serialise(self)
+        unused = {"sharing": self.sharing == Sharing()}
+        unused |= {name: getattr(self, name) is None for name in ("fine_tuning_steps", "patience", "best_by")}
+        return {key: value for key, value in values.items() if not unused.get(key)}
 
     @field_validator("batch_size", mode="before")
     @classmethod
@@ -110,12 +166,31 @@ class Training(CheckedModel):
                 f"{self.lr:g} / {self.lr_warmup}; lower lr_warmup or raise lr"
             )
         if self.rate(self.rounds - 1) < SMALLEST:
-            decays = (self.rounds - 1) // self.lr_decay_every
-            raise ValueError(
-                f"lr_decay = {self.lr_decay:g}: in round {self.rounds} single precision cannot hold the step "
-                f"size {self.lr:g} · {self.lr_decay:g}^{decays}; raise lr_decay or take fewer rounds"
-            )
+            raise ValueError(self._underflow())
         return self
+
+    def _underflow(self) -> str:
+        """Which setting makes the last round's step size too small."""
+        decays = (self.rounds - 1) // self.lr_decay_every
+        problem = f"in round {self.rounds} single precision cannot hold the step size {self.lr:g} · "
+        if self.lr * self.lr_decay**decays < SMALLEST:
+            return (
+                f"lr_decay = {self.lr_decay:g}: {problem}{self.lr_decay:g}^{decays}; raise lr_decay or take "
+                "fewer rounds"
+            )
+        return (
+            f"lr_cosine = {self.lr_cosine}: {problem}cos²(π/2 · {self.rounds - 1}/{self.lr_cosine}); raise "
+            "lr_cosine or lr"
+        )
+
+    def continued(self, rounds: int) -> Self:
+        """The settings with which a run goes on to more rounds."""
+        if self.lr_cosine is not None and rounds > self.lr_cosine:
+            raise FlatfedError(
+                f"rounds = {rounds}: the run's step size falls to 0 by lr_cosine = {self.lr_cosine}, which "
+                "decided the rounds that it has; begin a new run with a longer lr_cosine"
+            )
+        return self.replaced(rounds=rounds)
 
     def cohort_size(self, clients: int) -> int:
         """Participants of a round (their expected number under Bernoulli sampling)."""

@@ -83,7 +83,7 @@ def first_leaf(tree: Tree) -> Tensor:
     return leaf
 
 
-def rows(tree: Tree, chosen: slice | Tensor) -> Tree:
+def rows(tree: Tree, chosen: Any) -> Tree:
     """Some samples of each tensor."""
     return map_tree(lambda tensor: tensor[chosen], tree)
 
@@ -100,6 +100,11 @@ def stacked(trees: Sequence[Tree]) -> Tree:
 
 def cloned(tree: Tree) -> Tree:
     return map_tree(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, tree)
+
+
+def moved(tree: Tree, device: torch.device) -> Tree:
+    """With all tensors on a device; what is no tensor stays as it is."""
+    return map_tree(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, tree)
 
 
 def sample_bytes(tree: Tree) -> int:

@@ -20,8 +20,8 @@ from contextlib import closing
 from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple
 
-from flatfed.core.errors import FlatfedError, did_you_mean
-from flatfed.data.datasets.catalog import CATALOG, DatasetInfo, Download, Folder, brief, root_folder
+from flatfed.core.errors import FlatfedError, brief, did_you_mean
+from flatfed.data.datasets.catalog import CATALOG, DatasetInfo, Download, Folder, root_folder
 from flatfed.data.files import CHUNK, RegularFile, UnpackedFile, UnsoundArchiveError, check_largest
 
 MOST_MEMBERS = 400_000  # files in an archive

@@ -9,19 +9,27 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, Self, overload
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from flatfed.core.errors import FlatfedError, shown
-from flatfed.core.tree import Tree, cloned, first_leaf
+from flatfed.core.errors import FlatfedError, name_of, shown, user_errors
+from flatfed.core.tree import Tree, cloned, first_leaf, moved
 from flatfed.core.types import plain
-from flatfed.data.pool import ClientData, Pool, moved
+from flatfed.data.collected import CollectedSamples
+from flatfed.data.columns import Categories, ColumnNames
+from flatfed.data.datasets.folder import read_folder
+from flatfed.data.huggingface import read_huggingface
+from flatfed.data.lazy import LazySamples
+from flatfed.data.partition import PARTITIONS, Partition
+from flatfed.data.pool import ClientData, Pool
 from flatfed.data.samples import Samples, as_tensors, checked_samples, copied_samples
-from flatfed.data.transform import AsStored, Transform
+from flatfed.data.transform import AsStored, Augmentation, Transform
 
 
 class Federation(ABC):
@@ -36,6 +44,10 @@ class Federation(ABC):
     classes: int | None = None  # where known
     total_samples: int | None = None  # of all clients together, where known without loading them
     common_size: int | None = None  # the number of samples of each client, if known and the same for all
+    client_names: tuple[str, ...] = ()  # where clients have names
+    categories: Mapping[str, tuple[str, ...]] = MappingProxyType(
+        {}
+    )  # the texts that columns' numbers stand for
 
     @abstractmethod
     def __len__(self) -> int:
@@ -106,6 +118,7 @@ class Federation(ABC):
         tests = None if client_tests is None else Pool.joined("client_tests", client_tests)
         return PooledFederation(Pool.joined("clients", clients), copied_samples(test), client_tests=tests)
 
+    @overload
     @staticmethod
     def from_dataset(
         dataset: Dataset[Any] | Sequence[Any],
@@ -113,17 +126,62 @@ class Federation(ABC):
         test: Dataset[Any] | Samples | Sequence[Any] | None = None,
         client_tests: Sequence[Sequence[int]] | None = None,
         collate: Callable[[list[Any]], Samples] | None = None,
-    ) -> PooledFederation:
+        *,
+        lazy: Literal[False] = False,
+    ) -> PooledFederation: ...
+
+    @overload
+    @staticmethod
+    def from_dataset(
+        dataset: Dataset[Any] | Sequence[Any],
+        indices: Sequence[Sequence[int]],
+        test: Dataset[Any] | Samples | Sequence[Any] | None = None,
+        *,
+        collate: Callable[[list[Any]], Samples] | None = None,
+        lazy: Literal[True],
+        loaders: int = 1,
+    ) -> LoadedFederation: ...
+
+    @staticmethod
+    def from_dataset(
+        dataset: Dataset[Any] | Sequence[Any],
+        indices: Sequence[Sequence[int]],
+        test: Dataset[Any] | Samples | Sequence[Any] | None = None,
+        client_tests: Sequence[Sequence[int]] | None = None,
+        collate: Callable[[list[Any]], Samples] | None = None,
+        *,
+        lazy: bool = False,
+        loaders: int = 1,
+    ) -> PooledFederation | LoadedFederation:
         """A federation from a map-style dataset of (input, target) and each client's sample numbers.
 
         `client_tests` are the numbers of each client's samples in `test`; clients may share them. The dataset
         is read once and copied; random transforms in it are therefore drawn once, and later changes of it do
         not reach the federation.
 
+        With `lazy` a client's samples are read by `dataset[number]` whenever it takes part, by so many
+        `loaders` (threads of each worker) at once, and never kept; only `test` is read once. What a
+        transform draws from torch depends on the sample's number alone, so it is the same every time.
+
         `collate` makes (inputs, targets) of a list of samples of any kind, for instance by padding sequences
         to the longest. It is called once, with the samples of the dataset and behind them those of `test`
         (unless that is a tuple of inputs and targets), so that all are padded alike.
         """
+        if lazy:
+            if client_tests is not None:
+                raise FlatfedError("client_tests: not with lazy, which reads no sample before it is needed")
+            samples_of = LazySamples(dataset, indices, collate, loaders)
+            if test is None or isinstance(test, tuple):
+                test_samples = copied_samples(test)
+            else:
+                test_samples = as_tensors(test, collate, None)[0]
+            federation = LoadedFederation(len(indices), samples_of, test_samples)
+            federation.total_samples, federation.common_size = samples_of.total, samples_of.common_size
+            return federation
+        if loaders != 1:
+            raise FlatfedError(
+                f"loaders = {shown(loaders)}: only with lazy=True; all is read at once otherwise"
+            )
         samples, test_samples = as_tensors(dataset, collate, test)
         pool = Pool("clients", *samples, indices)
         if client_tests is None:
@@ -132,6 +190,73 @@ class Federation(ABC):
             raise FlatfedError("client_tests: they are sample numbers of the test data; give test as well")
         tests = Pool("client_tests", *checked_samples("test", test_samples), client_tests)
         return PooledFederation(pool, test_samples, client_tests=tests)
+
+    @staticmethod
+    def from_folder(
+        folder: str | Path,
+        inputs: ColumnNames | None = None,
+        targets: ColumnNames | None = None,
+        *,
+        test: float | None = None,
+        categories: Categories | None = None,
+        channels: int = 3,
+        augmentation: Augmentation = "none",
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+    ) -> PooledFederation:
+        """A federation from a folder with a file (parquet, csv, npz) or a folder for each client.
+
+        `inputs` and `targets` are columns: a name stands for one column of its own type, in which whole
+        numbers stay what they are and texts are numbered; a list of names for a matrix of floats; a
+        dictionary of such for a model that is called by name. Without `inputs` they are all other columns.
+        Of images in CLIENT/CLASS/ the classes are the targets.
+
+        Test samples are in a file or folder called test, or `test` is the share of each client's samples that
+        are its own test samples. `categories` gives the texts of columns in the order of their numbers, which
+        else is that of the alphabet; the federation's `categories` and `client_names` say what came of it.
+        """
+        return _collected(
+            read_folder(folder, inputs, targets, test, categories, channels, augmentation, mean, std)
+        )
+
+    @staticmethod
+    def from_huggingface(
+        dataset: Any,
+        inputs: ColumnNames,
+        targets: ColumnNames,
+        clients: str | int | Sequence[Sequence[int]],
+        *,
+        test: Any = None,
+        partition: Partition | None = None,
+        seed: int = 0,
+        categories: Categories | None = None,
+        channels: int = 3,
+        augmentation: Augmentation = "none",
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+    ) -> PooledFederation:
+        """A federation from a `datasets.Dataset`, which is one split; columns as in `from_folder`.
+
+        `clients` names the column that says whose a row is; or gives each client's row numbers; or is the
+        number of clients among which a `partition` (equal parts unless one is given) divides the rows.
+        `test` is another data set, or the share of each client's rows that are its own test samples.
+        """
+        return _collected(
+            read_huggingface(
+                dataset,
+                inputs,
+                targets,
+                clients,
+                test,
+                partition or PARTITIONS["iid"](),
+                seed,
+                categories or {},
+                channels,
+                augmentation,
+                mean,
+                std,
+            )
+        )
 
     @staticmethod
     def from_function(
@@ -219,6 +344,17 @@ class PooledFederation(Federation):
         return other
 
 
+def _collected(data: CollectedSamples) -> PooledFederation:
+    rows = torch.arange(sum(data.sizes)).split(data.sizes)
+    tests = None
+    if data.test is not None and data.test_sizes is not None and min(data.test_sizes) > 0:
+        tests = Pool("test", *data.test, torch.arange(sum(data.test_sizes)).split(data.test_sizes))
+    pool = Pool("clients", data.inputs, data.targets, rows)
+    federation = PooledFederation(pool, data.test, data.transform, data.classes, tests)
+    federation.client_names, federation.categories = data.names, data.categories
+    return federation
+
+
 class LoadedFederation(Federation):
     """Clients whose data come from a function."""
 
@@ -239,13 +375,16 @@ class LoadedFederation(Federation):
         return self._clients
 
     def client(self, number: int) -> ClientData:
-        return self._checked(f"clients[{number}]", self._load(number))
+        return self._loaded("clients", self._load, number)
 
     def client_test(self, number: int) -> ClientData | None:
-        return self._load_test and self._checked(f"client_tests[{number}]", self._load_test(number))
+        return self._load_test and self._loaded("client_tests", self._load_test, number)
 
-    def _checked(self, name: str, samples: Samples) -> ClientData:
-        inputs, targets = checked_samples(name, samples, self.test, "those of the test data")
+    def _loaded(self, name: str, load: Callable[[int], Samples], number: int) -> ClientData:
+        place = f"{name}[{number}]"
+        with user_errors(f"{place}: {name_of(load)}"):
+            samples = load(number)
+        inputs, targets = checked_samples(place, samples, self.test, "those of the test data")
         return ClientData(*moved((inputs, targets), self._device))
 
     def to(self, device: torch.device) -> LoadedFederation:

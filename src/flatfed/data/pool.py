@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flatfed.core import random
 from flatfed.core.errors import FlatfedError, first_line
-from flatfed.core.tree import Tree, first_leaf, joined, map_tree, stacked
+from flatfed.core.tree import Tree, first_leaf, joined, map_tree, moved, stacked
 from flatfed.data.samples import INTEGERS, Samples, all_ignored, checked_samples, has_label
 from flatfed.data.validation import held_out_rows
 
@@ -79,12 +79,14 @@ def stacked_batches(
         )
 
 
+def all_labelled(clients: Sequence[ClientData]) -> bool:
+    """Whether no target of these clients is negative, as those are that losses leave out."""
+    own = (targets if rows is None else _chosen_rows(targets, rows) for _, targets, rows in clients)
+    return bool((torch.stack([targets.min() for targets in own]) >= 0).all())
+
+
 def _unflattened(tree: Tree, shape: torch.Size) -> Tree:
     return map_tree(lambda tensor: tensor.unflatten(0, shape), tree)
-
-
-def moved(samples: Samples, device: torch.device) -> Samples:
-    return map_tree(lambda tensor: tensor.to(device), samples)
 
 
 class Pool:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from flatfed.core.errors import FlatfedError, first_line
+from flatfed.core.errors import FlatfedError, first_line, name_of, user_errors
 from flatfed.core.flat import all_finite
 from flatfed.core.tree import (
     Tree,
@@ -44,28 +44,37 @@ def as_tensors(
         return _stacked_samples(dataset), test_samples
     separate = test is None or isinstance(test, tuple)
     own, others = _listed(dataset), [] if separate else _listed(test)
+    everything, count = collated([*own, *others], collate), len(own)
+    if separate:
+        return everything, copied_samples(test)
+    return rows(everything, slice(count)), rows(everything, slice(count, None))
+
+
+def collated(samples: list[Any], collate: Callable[[list[Any]], Samples]) -> Samples:
+    """What a user's function makes of samples, copied."""
     try:
-        pair = collate([*own, *others])
+        pair = collate(samples)
     except Exception as error:
         # Whatever a user's function raises, say where; the cause stays attached.
         raise FlatfedError(
-            f"collate: it cannot put together {len(own) + len(others)} samples ({first_line(error)})"
+            f"collate: it cannot put together {len(samples)} samples ({first_line(error)})"
         ) from error
     everything = cloned(checked_samples("collate", pair))
     count = len(first_leaf(everything))
-    if count != len(own) + len(others):
-        raise FlatfedError(
-            f"collate: it makes {count} samples of {len(own) + len(others)}; keep each of them"
-        )
-    if separate:
-        return everything, copied_samples(test)
-    return rows(everything, slice(len(own))), rows(everything, slice(len(own), None))
+    if count != len(samples):
+        raise FlatfedError(f"collate: it makes {count} samples of {len(samples)}; keep each of them")
+    return everything
 
 
 def _listed(dataset: Any) -> list[Any]:
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise FlatfedError("dataset: it has no length or no numbered samples; give a map-style dataset")
-    samples = [dataset[index] for index in range(len(dataset))]
+    samples: list[Any] = []
+    with user_errors(f"dataset: the length of {name_of(dataset)}"):
+        count = len(dataset)
+    for index in range(count):
+        with user_errors(f"dataset[{index}]: {name_of(dataset)}"):
+            samples.append(dataset[index])
     if not samples:
         raise FlatfedError("dataset: it is empty; give it samples")
     return samples
@@ -74,7 +83,11 @@ def _listed(dataset: Any) -> list[Any]:
 def _stacked_samples(dataset: Any) -> Samples:
     if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
         return dataset.tensors[0].clone(), dataset.tensors[1].clone()
-    samples = _listed(dataset)
+    return stacked_samples(_listed(dataset))
+
+
+def stacked_samples(samples: Sequence[Any]) -> Samples:
+    """(input, target) of samples of one shape."""
     try:
         inputs, targets = (
             stacked([_canonical(value, torch.as_tensor) for value in column])

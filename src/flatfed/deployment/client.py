@@ -20,11 +20,13 @@ from flatfed.data.samples import Samples
 from flatfed.deployment import wire
 from flatfed.deployment.site_store import SiteStore
 from flatfed.deployment.spec import FederationSpec
+from flatfed.engines.evaluator import Evaluator, Snapshot
 from flatfed.engines.planning import make_plan
 from flatfed.engines.precision import slow_precision
 from flatfed.engines.threads import WorkerThreads, single_threaded
-from flatfed.engines.worker import Evaluator, Snapshot, TrainedClient, Worker
+from flatfed.engines.worker import TrainedClient, Worker
 from flatfed.training.evaluation import evaluate_clients
+from flatfed.training.own_models import OwnModels
 
 STATE = "flatfed-state"
 
@@ -131,7 +133,7 @@ class _Site:
     def train(self) -> RecordDict:
         plan, request = self.plan, self.request
         broadcast = Broadcast(self._received(), self._buffers())
-        fresh = initial_state(plan.algorithm.client_vectors, plan.dimensions, broadcast.vectors["model"])
+        fresh = self._fresh(broadcast.vectors["model"])
         state = self.store.read_state(request, fresh) if fresh else None
         state = fresh if state is None else state
         worker = Worker(plan, self.model, self.federation.to(plan.device))
@@ -155,6 +157,12 @@ class _Site:
         )
         buffers = wire.pack(trained.buffers)
         return wire.content(header, vectors=wire.pack_payloads(encoded.payloads), buffers=buffers)
+
+    def _fresh(self, model: Tensor) -> dict[str, Tensor]:
+        """The client's state before it first takes part."""
+        plan = self.plan
+        own = {key: value.to(plan.device) for key, value in plan.private_state.items()}
+        return initial_state(plan.algorithm.client_vectors, plan.dimensions, model) | own
 
     def _check_finite(self, trained: TrainedClient, buffers: State) -> None:
         """Divergence is reported as such, before the server would refuse the numbers as forged."""
@@ -184,7 +192,12 @@ class _Site:
         threads = WorkerThreads([Evaluator(plan, self.model, self.federation.transform)])
         try:
             torch.set_num_threads(self.threads)
-            (metrics,) = evaluate_clients(threads.evaluate, self.federation, snapshot, [0])
+            fresh = self._fresh(snapshot.model)
+            state = (
+                self.store.committed_state(self.request.merged, fresh) if plan.division.personal else fresh
+            )
+            own = OwnModels(plan, self.model, self.federation, lambda _: state)
+            (metrics,) = evaluate_clients(threads.evaluate, self.federation, snapshot, [0], own)
         finally:
             threads.close()
         for name, value in metrics.items():
@@ -211,6 +224,6 @@ class _Site:
         return {key: received[key].to(plan.device) for key in expected}
 
     def _buffers(self) -> dict[str, Tensor]:
-        expected = wire.shapes(buffers_of(self.model))
+        expected = wire.shapes(self.plan.division.travelling(buffers_of(self.model)))
         buffers = wire.unpack(wire.array_record(self.message, "buffers"), expected, finite=False)
         return {name: value.to(self.plan.device) for name, value in buffers.items()}

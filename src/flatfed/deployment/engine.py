@@ -17,7 +17,7 @@ from flatfed.core.aggregate import Aggregate
 from flatfed.core.errors import DivergedError, FlatfedError, shown
 from flatfed.core.flat import apply_buffer_change, no_longer_finite
 from flatfed.core.rounds import Broadcast, reduced_uploads
-from flatfed.core.sampling import local_steps
+from flatfed.core.sampling import divided_rates, local_steps
 from flatfed.core.state import State, Vector, initial_state
 from flatfed.data.samples import Samples
 from flatfed.deployment import bounds, wire
@@ -25,11 +25,12 @@ from flatfed.deployment.nodes import Nodes, send_and_wait
 from flatfed.deployment.sites import Sites
 from flatfed.deployment.spec import FederationSpec
 from flatfed.engines.client_store import ClientStore
+from flatfed.engines.evaluator import Evaluator, Snapshot
 from flatfed.engines.planning import Population, SampleShape, plan_from_shape
 from flatfed.engines.sums import CohortCollector, CohortSums, Piece, rows_of
 from flatfed.engines.threads import WorkerThreads, available_cores
-from flatfed.engines.worker import Evaluator, Snapshot
 from flatfed.training.loop import Progress
+from flatfed.training.own_models import own_model_names
 
 log = logging.getLogger("flwr.flatfed")
 
@@ -62,6 +63,11 @@ class FlowerEngine:
                 "evaluate = 'active_mean': the participants' models do not travel with this algorithm or "
                 "compressor; use broadcast"
             )
+        if spec.training.sharing.normalisation == "recompute":
+            raise FlatfedError(
+                "sharing.normalisation = 'recompute': a federation's server has no samples for that; use "
+                "average, local or frozen"
+            )
         self.spec, self.nodes, self.sites, self.restarts = spec, nodes, sites, restarts
         input_dtype, target_dtype = wire.dtypes_of(sites.input_dtype), wire.dtypes_of(sites.target_dtype)
         self.plan = plan_from_shape(
@@ -91,6 +97,8 @@ class FlowerEngine:
         """How many answers of each client were refused in this round."""
         self.refusals: dict[int, int] = {}
         """How many in all, for those of whom some were refused since the server started."""
+        self._merging: dict[int, int] = {}
+        """The last round, by those of whom an upload was merged in it."""
         self.limits: dict[str, float] = {}
         """The norms beyond which uploads were refused in this round."""
 
@@ -133,6 +141,7 @@ class FlowerEngine:
             merged = round if client in uploads else self._merged_round(client)
             row = torch.tensor([merged, self._refusals(client)], dtype=torch.float64)
             self.clients.stage_row(client, row)
+        self._merging = dict.fromkeys(uploads, round)
         return collector.aggregate(broadcast.buffers)
 
     def _too_few(self, round_number: int, cohort: Sequence[int], uploads: dict[int, Upload]) -> FlatfedError:
@@ -221,7 +230,10 @@ class FlowerEngine:
             raise FlatfedError(f"{diverged}: with this change it would not be finite")
         received = {key: value.to(plan.device) for key, value in decoded.items()}
         uploads = reduced_uploads(algorithm, received)
-        rates = algorithm.schedule.rates(plan.training.rate(reply.round), local_steps(plan.training, samples))
+        every_rate = algorithm.schedule.rates(
+            plan.training.rate(reply.round), local_steps(plan.training, samples)
+        )
+        _, rates = divided_rates(plan.training, every_rate)
         weight, streams = plan.weight(samples), algorithm.aggregate.streams
         displacement = None
         if algorithm.uploads_displacement and not streams:
@@ -252,15 +264,23 @@ class FlowerEngine:
 
     def evaluate_on_sites(self, snapshot: Snapshot, round_number: int = 0) -> list[dict[str, float]]:
         """Loss and metrics of a model at the sites that answer, on their own data."""
-        vectors, buffers = wire.pack({"model": snapshot.model}), wire.pack(snapshot.buffers)
+        vectors = wire.pack({"model": snapshot.model})
+        buffers = wire.pack(self.plan.division.travelling(snapshot.buffers))
         clients = [client for client in range(len(self.sites.names)) if self._exclusion(client) is None]
-        requests = [self._request(client, round_number) for client in clients]
+        # After a round but before it is committed, as callbacks are, its uploads have been merged.
+        merged = {
+            client: max(self._merged_round(client), self._merging.get(client, -1)) for client in clients
+        }
+        requests = [self._request(client, round_number, merged=merged[client]) for client in clients]
         messages = [(item, wire.content(item, vectors=vectors, buffers=buffers)) for item in requests]
         records = self._ask("evaluate", wire.EvaluateReply, messages, self._metrics, 0)
         return [records[client] for client in sorted(records)]
 
     def _metrics(self, reply: wire.EvaluateReply, _: RecordDict) -> dict[str, float]:
-        own = {"samples", "loss", *self.plan.metrics}
+        measured = {"loss", *self.plan.metrics}
+        own = {"samples", *measured}
+        for kind in own_model_names(self.plan):
+            own |= {f"{kind}_{name}" for name in measured}
         names = set(reply.metrics)
         if names not in (own, own | {f"test_{name}" for name in own}):
             raise FlatfedError(f"metrics: {shown(sorted(names))} where {shown(sorted(own))} belong")
@@ -293,12 +313,12 @@ class FlowerEngine:
         return record | {name: number for name, number in totals.items() if number}
 
     def _request(self, client: int, round_number: int, **options: Any) -> wire.Request:
+        options = {"merged": self._merged_round(client), **options}
         return wire.Request(
             run=self.sites.run,
             client=client,
             round=round_number,
             spec=self.digest,
-            merged=self._merged_round(client),
             restarts=self.restarts,
             oldest=max(0, round_number - self.spec.federation.keep_states),
             **options,

@@ -59,6 +59,10 @@ class SiteStore:
             write_atomically(self.folder / RESTARTS, str(request.restarts).encode())
         return state
 
+    def committed_state(self, merged: int, first: State) -> State:
+        """The state after the round that was merged last, or the first one; no file is touched."""
+        return first if merged < 0 else _read(self._state(merged), first)
+
     def write_state(self, round_number: int, state: State) -> None:
         """Keeps a new state beside those that counted so far."""
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -23,6 +23,7 @@ from flatfed.deployment.wire import MOST_SAMPLES
 from flatfed.engines.execution import Execution
 from flatfed.engines.metrics import Metric
 from flatfed.runs.identity import Identity, digest_of, federation_identity
+from flatfed.training.best import check_validation
 from flatfed.training.config import Config, make_model
 from flatfed.training.task import check_metrics, check_version, default_metrics
 
@@ -93,6 +94,7 @@ class FederationSpec:
 
     def __post_init__(self) -> None:
         check_metrics(self.used_metrics)
+        check_validation(self.training, (), self.used_metrics)
         check_version(self.name, self.version)
 
     @classmethod

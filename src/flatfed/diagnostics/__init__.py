@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flatfed.diagnostics.drift import flatness_distance
+from flatfed.diagnostics.during import DuringTraining
 from flatfed.diagnostics.folder import diagnose
 from flatfed.diagnostics.line import between
 from flatfed.diagnostics.registry import DIAGNOSTICS, Diagnostic, diagnostic
@@ -21,6 +22,7 @@ from flatfed.diagnostics.subject import Subject, inspect, inspect_folder
 __all__ = [
     "DIAGNOSTICS",
     "Diagnostic",
+    "DuringTraining",
     "Subject",
     "between",
     "diagnose",

@@ -1,5 +1,6 @@
 """How far clients move away from the model they received, and from one another."""
 
+import math
 import statistics
 from typing import Any
 
@@ -42,7 +43,7 @@ def drift(subject: Subject, *, clients: Count | None = 10, tick: Tick = silent) 
     """One more round from the present state, without keeping it.
 
     `client_drift` is the mean over clients and steps k = 1 … K of ‖x_{i,k} − x‖²; `drift_by_step` is the mean
-    over the clients that take at least k steps.
+    over the clients that take at least k steps, and `distance_by_step` that of ‖x_{i,k} − x‖.
     """
     members = subject.some_clients(clients)
     origin = subject.received["model"]
@@ -63,4 +64,5 @@ def drift(subject: Subject, *, clients: Count | None = 10, tick: Tick = silent) 
         "client_drift": statistics.fmean([statistics.fmean(distances) for distances in by_client.values()]),
         "steps": sorted(by_step),
         "drift_by_step": [statistics.fmean(by_step[step]) for step in sorted(by_step)],
+        "distance_by_step": [statistics.fmean(map(math.sqrt, by_step[step])) for step in sorted(by_step)],
     }

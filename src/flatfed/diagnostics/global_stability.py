@@ -5,6 +5,7 @@ all unchanged clients, so the whole difference is due to the replaced client.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,10 +19,11 @@ from flatfed.data.federation import Federation, LoadedFederation, PooledFederati
 from flatfed.data.pool import Pool
 from flatfed.data.samples import Samples
 from flatfed.diagnostics import figures
+from flatfed.diagnostics.constants import gradient_bound, most_steps
 from flatfed.diagnostics.local_stability import evenly_spaced
 from flatfed.diagnostics.registry import diagnostic
 from flatfed.diagnostics.subject import Subject, Tick, silent
-from flatfed.diagnostics.theory import gradient_bound, most_steps, stability_bound
+from flatfed.theory.stability import stability_bound
 from flatfed.training.loop import Progress
 
 
@@ -39,6 +41,29 @@ def with_client_replaced(federation: Federation, client: int, by: int) -> Federa
     neighbour = LoadedFederation(len(federation), load, federation.test)
     neighbour.transform = federation.transform
     return neighbour
+
+
+def trained_apart(
+    subject: Subject, neighbours: Sequence[Federation], compared: Sequence[int], tick: Tick
+) -> list[list[float]]:
+    """How far the training on each neighbouring federation is from the subject's own, after some rounds."""
+
+    def models(number: int, federation: Federation) -> list[Tensor]:
+        kept: list[Tensor] = []
+
+        def keep(progress: Progress) -> None:
+            if progress.round in compared:
+                kept.append(progress.server["model"].clone())
+            tick((number + progress.round / compared[-1]) / (1 + len(neighbours)))
+
+        subject.train_again(federation, compared[-1], keep)
+        return kept
+
+    base, distances = models(0, subject.federation), []
+    for number, neighbour in enumerate(neighbours, start=1):
+        apart = (one - other for one, other in zip(base, models(number, neighbour), strict=True))
+        distances.append([float(torch.linalg.vector_norm(difference)) for difference in apart])
+    return distances
 
 
 def summary(result: figures.Result) -> str:
@@ -77,7 +102,7 @@ def global_stability(
     For as many `rounds` as the run was to have unless given; models are compared in at most `points` of them.
     The replaced clients are drawn from the first round's participants, so that a difference arises at once;
     each gets the data of a random other client. `discrepancy` is the largest over the replacements, `bound`
-    the elementary bound of `flatfed.diagnostics.theory` where there is one.
+    the bound of `flatfed.theory.stability` where there is one.
     """
     settings = subject.training
     rounds = settings.rounds if rounds is None else rounds
@@ -89,23 +114,8 @@ def global_stability(
     replaced = generator.permutation(cohort(settings, population, 0))[:replacements].tolist()
     pairs = [(old, int((old + generator.integers(1, population)) % population)) for old in replaced]
 
-    def models(number: int, federation: Federation) -> list[Tensor]:
-        kept: list[Tensor] = []
-
-        def keep(progress: Progress) -> None:
-            if progress.round in compared:
-                kept.append(progress.server["model"].clone())
-            tick((number + progress.round / rounds) / (1 + len(pairs)))
-
-        subject.train_again(federation, rounds, keep)
-        return kept
-
-    base = models(0, subject.federation)
-    by_replacement = []
-    for number, (old, new) in enumerate(pairs, start=1):
-        changed = models(number, with_client_replaced(subject.federation, old, new))
-        apart = (one - other for one, other in zip(base, changed, strict=True))
-        by_replacement.append([float(torch.linalg.vector_norm(difference)) for difference in apart])
+    neighbours = [with_client_replaced(subject.federation, old, new) for old, new in pairs]
+    by_replacement = trained_apart(subject, neighbours, compared, tick)
     bounds = None
     if bound:
         longest, steps = gradient_bound(subject), most_steps(subject)

@@ -9,8 +9,10 @@ from torch import Tensor
 from flatfed.core.sampling import local_steps
 from flatfed.core.types import Count
 from flatfed.diagnostics import figures
+from flatfed.diagnostics.constants import gradient_bound
 from flatfed.diagnostics.registry import diagnostic
 from flatfed.diagnostics.subject import Subject, Tick, silent
+from flatfed.theory.stability import local_bound
 
 MEMORY = 2**29
 """Bytes of local models kept at a time; of larger models fewer steps are kept."""
@@ -27,19 +29,33 @@ def summary(result: figures.Result) -> str:
 
 
 def show(measured: figures.Measurements) -> figures.Content:
-    lines = [method.mean_line("steps", "discrepancy") for method in measured["local_stability"]]
+    methods = measured["local_stability"]
+    lines = [method.mean_line("steps", "discrepancy") for method in methods]
+    bounds = [
+        figures.bound_line(method, method.first["steps"], method.first["bound"])
+        for method in methods
+        if method.first.get("bound")
+    ]
     note = "The largest distance between two clients' models, all trained from the same global model."
+    if bounds:
+        note += " Dotted: the bound."
     name, labels = "local_stability", ("local step", "distance of the models")
-    return [figures.chart(name, "Local stability", lines, *labels, note)]
+    decades = math.inf if bounds else 0  # they may be far above what happens
+    return [figures.chart(name, "Local stability", lines + bounds, *labels, note, decades=decades)]
 
 
 @diagnostic("stability", summary, show, cheap=True)
 def local_stability(
-    subject: Subject, *, clients: Count | None = 10, points: Count = 50, tick: Tick = silent
+    subject: Subject,
+    *,
+    clients: Count | None = 10,
+    points: Count = 50,
+    bound: bool = True,
+    tick: Tick = silent,
 ) -> dict[str, Any]:
     """The largest distance between two clients' models after k local steps of the next round.
 
-    At most `points` values of k.
+    At most `points` values of k. `bound` is that of `flatfed.theory.stability` where there is one.
     """
     members = subject.some_clients(clients)
     # As long as all of them still train.
@@ -56,4 +72,13 @@ def local_stability(
     subject.local_models(members, visit, tick)
     stacked = (torch.stack(list(models[step].values())) for step in looked_at)
     distances = (torch.cdist(at, at, compute_mode="donot_use_mm_for_euclid_dist") for at in stacked)
-    return {"steps": looked_at, "discrepancy": [float(pairs.max()) for pairs in distances]}
+    bounds = None
+    if bound:
+        longest, settings = gradient_bound(subject), subject.training
+        # All that clients have in common cancels, so the round's step size is all that matters.
+        bounds = local_bound(subject.algorithm, settings, steps, longest, subject.round)
+    return {
+        "steps": looked_at,
+        "discrepancy": [float(pairs.max()) for pairs in distances],
+        "bound": bounds and [bounds[at] for at in looked_at],
+    }

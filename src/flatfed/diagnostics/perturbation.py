@@ -31,7 +31,8 @@ def _from_own_batch(subject: Subject, client: int) -> Tensor:
 def _from_last_model(subject: Subject, client: int) -> Tensor | None:
     vectors = subject.vectors_of(LastModel, client)
     if vectors is None:
-        return None
+        # What it would be under another algorithm, in the course of whose training this is measured.
+        return None if subject.model_before is None else subject.model_before - subject.model
     (name,) = vectors.keys() - {"model"}
     return vectors[name] - subject.received["model"]
 

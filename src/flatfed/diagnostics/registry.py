@@ -5,11 +5,11 @@ Decorating a function with `diagnostic` is all that enrols it: the command line 
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, get_type_hints
 
-from flatfed.diagnostics.figures import Content, Measurements, Result
+from flatfed.diagnostics.figures import Content, Measurements, Result, Table
 
 Measure = TypeVar("Measure", bound=Callable[..., dict[str, Any]])
 OtherRun = Annotated[str, "run folder"]
@@ -30,6 +30,8 @@ class Diagnostic:
     """The figures and tables of a report."""
     cheap: bool
     """Whether it is measured unless others are named: about as much work as an evaluation or a round."""
+    tables: Callable[[Result], Sequence[Table]] = lambda result: ()
+    """What the terminal shows of a result beside its line."""
 
     @property
     def title(self) -> str:
@@ -63,11 +65,12 @@ def diagnostic(
     show: Callable[[Measurements], Content],
     *,
     cheap: bool = False,
+    tables: Callable[[Result], Sequence[Table]] = lambda result: (),
 ) -> Callable[[Measure], Measure]:
     """Enrols a function of a subject under its name; see `Diagnostic` for the parts."""
 
     def register(measure: Measure) -> Measure:
-        DIAGNOSTICS[measure.__name__] = Diagnostic(measure, section, summary, show, cheap)
+        DIAGNOSTICS[measure.__name__] = Diagnostic(measure, section, summary, show, cheap, tables)
         return measure
 
     return register

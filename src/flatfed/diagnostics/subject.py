@@ -23,23 +23,25 @@ from flatfed.core.part import Correction, Part
 from flatfed.core.rounds import broadcast
 from flatfed.core.settings import Training
 from flatfed.core.state import State
-from flatfed.core.tree import Tree, first_leaf, joined, rows
+from flatfed.core.tree import Tree, first_leaf, rows
 from flatfed.data.federation import Federation
+from flatfed.data.pooling import drawn, pooled_samples
 from flatfed.data.samples import Samples
 from flatfed.diagnostics.plain import read_plain
 from flatfed.engines.chunks import chunks
 from flatfed.engines.client_store import ClientStore
 from flatfed.engines.engine import Engine
+from flatfed.engines.evaluator import Evaluator, Snapshot
 from flatfed.engines.execution import Execution
 from flatfed.engines.planning import Plan
 from flatfed.engines.server_loss import server_loss
 from flatfed.engines.threads import WorkerThreads
-from flatfed.engines.worker import Evaluator, Snapshot, Worker
+from flatfed.engines.worker import Worker
 from flatfed.runs.folder import RunFolder
 from flatfed.runs.identity import run_identity
 from flatfed.runs.train import Run, train
 from flatfed.training.config import Config
-from flatfed.training.loop import Callback, TrainingState
+from flatfed.training.loop import Callback, Progress, TrainingState
 from flatfed.training.start import start_engine
 from flatfed.training.task import Task, is_cross_entropy
 
@@ -80,10 +82,27 @@ class Subject:
     clients: ClientStore
     round: int
     """Rounds finished."""
+    model_before: Tensor | None
+    """The global model a round earlier; known only in the course of a training."""
     seen_loss: Callable[[Tensor, Tree, Tree], Tensor]
     """The loss of a flat model [P] on inputs as the model sees them and targets."""
     evaluation: Evaluate
     """Loss and metrics of a model on stored samples."""
+
+    def later(self, progress: Progress) -> "Subject":
+        """What a callback sees in the course of the training; the clients' own vectors are not part of it."""
+        loss = self.seen_loss
+        if progress.buffers:
+            loss = server_loss(self.plan, self.task.model, progress.buffers)
+        return replace(
+            self,
+            server=progress.server,
+            buffers=progress.buffers,
+            clients=_UnknownClients.for_plan(self.plan, self.execution),
+            round=progress.round,
+            model_before=progress.before["model"],
+            seen_loss=loss,
+        )
 
     @property
     def model(self) -> Tensor:
@@ -137,32 +156,14 @@ class Subject:
 
     def training_data(self, limit: int | None, clients: Sequence[int] | None = None) -> Samples:
         """The pooled samples of some clients (all unless given), or `limit` of them drawn at random."""
-        members = range(len(self.federation)) if clients is None else clients
-        owned = [self.federation.client(client) for client in members]
-        ends = torch.tensor([len(own) for own in owned]).cumsum(0)
-        chosen = self._drawn(int(ends[-1]), limit)
-        # Only the drawn samples are gathered: the whole may be large.
-        owner = torch.bucketize(chosen, ends, right=True)
-        pieces = []
-        for number in owner.unique().tolist():
-            own = owned[number]
-            positions = chosen[owner == number] - (ends[number] - len(own))
-            pieces.append(own.batch(positions.to(own.device)))
-        inputs, targets = zip(*pieces, strict=True)
-        return joined(inputs), joined(targets)
+        return pooled_samples(self.federation, limit, self.training.seed, clients)
 
     def test_data(self, limit: int | None) -> Samples | None:
         if self.federation.test is None:
             return None
         first = first_leaf(self.federation.test)
-        chosen = self._drawn(len(first), limit).to(first.device)
+        chosen = drawn(len(first), limit, self.training.seed).to(first.device)
         return rows(self.federation.test, chosen)
-
-    def _drawn(self, count: int, limit: int | None) -> Tensor:
-        if limit is None or limit >= count:
-            return torch.arange(count)
-        generator = random.torch_generator(self.training.seed, "examined samples")
-        return torch.randperm(count, generator=generator)[:limit].sort().values
 
     def evaluate(self, vector: Tensor, samples: Samples, buffers: State | None = None) -> dict[str, float]:
         """Loss and metrics at any point [P], with the global model's buffers unless others are given."""
@@ -202,9 +203,9 @@ class Subject:
 
     def train_again(self, federation: Federation, rounds: int, callback: Callback) -> None:
         """Repeats the training from the first weights, on this federation or another."""
-        training = self.training.replaced(rounds=rounds, evaluate_every=rounds)
+        training = self.training.replaced(rounds=rounds, evaluate_every=rounds, patience=None, best_by=None)
         task = replace(self.task, federation=federation)
-        train(task, self.algorithm, training, self.execution, callbacks=[callback])
+        train(task, self.algorithm, training, self.execution, callbacks=[callback], progress=False)
 
     def local_models(
         self, clients: Sequence[int], visit: Callable[[int, int, Tensor], None], tick: Tick = silent
@@ -225,7 +226,8 @@ class Subject:
         corrections = [part for part in self.algorithm.corrections if part.slot == "correct"]
         watched = replace(self.algorithm, correct=(_Watched(see), *corrections))
         worker = Worker(replace(self.plan, algorithm=watched), self.task.model, self.federation)
-        sent, seen = broadcast(self.algorithm, self.server, self.buffers), 0
+        buffers = self.plan.division.travelling(self.buffers)
+        sent, seen = broadcast(self.algorithm, self.server, buffers), 0
         # A chunk at a time, so that the steps seen are all its own.
         for chunk in chunks(self.plan, clients):
             members, step = list(chunk), 0
@@ -233,6 +235,19 @@ class Subject:
             worker.train(members, sent, states, self.round)
             seen += len(members)
             tick(seen / len(clients))
+
+
+class _UnknownClients(ClientStore):
+    """Clients whose vectors nobody else gets to see."""
+
+    def read(self, client: int, received: Tensor) -> dict[str, Tensor]:
+        if not self.lengths:
+            return {}
+        names = ", ".join(self.lengths)
+        raise FlatfedError(
+            f"{names}: kept by the clients, so this diagnostic cannot be taken in the course of a training; "
+            "measure the finished run"
+        )
 
 
 class _Watched(Correction):
@@ -354,6 +369,7 @@ def _subject(
             buffers={name: value.to(plan.device) for name, value in state.buffers.items()},
             clients=clients,
             round=state.round,
+            model_before=None,
             seen_loss=server_loss(plan, task.model, state.buffers),
             evaluation=evaluation,
         )

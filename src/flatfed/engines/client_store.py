@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -43,10 +44,13 @@ class ClientStore:
         dtype: torch.dtype,
         memory_bytes: int,
         folder: Path | None = None,
+        private: State = MappingProxyType({}),
     ) -> None:
-        self.vectors = tuple(vectors)
-        self.lengths = [dimensions.length(vector) for vector in self.vectors]
-        self.row_length = sum(self.lengths)
+        """For declared vectors, and for what a client keeps of its own before it first takes part."""
+        self._declared, self._private = tuple(vectors), private
+        self.lengths = {vector.name: dimensions.length(vector) for vector in self._declared}
+        self.lengths |= {key: len(value) for key, value in private.items()}
+        self.row_length = sum(self.lengths.values())
         self.dtype = dtype
         self._row_bytes = self.row_length * dtype.itemsize
         self._memory_slots = memory_bytes // max(1, self._row_bytes)
@@ -61,9 +65,9 @@ class ClientStore:
 
     @classmethod
     def for_plan(cls, plan: Plan, execution: Execution, folder: Path | None = None) -> ClientStore:
-        """For the vectors that an algorithm keeps on clients."""
+        """For what clients keep under a plan."""
         vectors, memory = plan.algorithm.client_vectors, execution.client_memory_bytes
-        return cls(vectors, plan.dimensions, plan.layout.dtype, memory, folder)
+        return cls(vectors, plan.dimensions, plan.layout.dtype, memory, folder, plan.private_state)
 
     def __len__(self) -> int:
         return len(self._slot)
@@ -92,7 +96,7 @@ class ClientStore:
 
     def reserve(self, client: int) -> Slots:
         """Stages a client and makes room for its new vectors, which must be written before `commit`."""
-        if not self.vectors:
+        if not self.lengths:
             return Slots(None, 0)
         with self._lock:
             if self._free:
@@ -107,21 +111,21 @@ class ClientStore:
     def load(self, slot: int | None, received: Tensor) -> dict[str, Tensor]:
         """The vectors in a slot; initial ones where there is none."""
         if slot is not None:
-            pieces = self._row(slot).to(received.device).split(self.lengths)
-            return {vector.name: piece for vector, piece in zip(self.vectors, pieces, strict=True)}
-        return {
+            return {key: piece.to(received.device) for key, piece in self._pieces(slot).items()}
+        first = {
             vector.name: received
             if vector.initial == "model"
-            else received.new_full((length,), vector.initial)
-            for vector, length in zip(self.vectors, self.lengths, strict=True)
+            else received.new_full((self.lengths[vector.name],), vector.initial)
+            for vector in self._declared
         }
+        return first | {key: value.to(received.device) for key, value in self._private.items()}
 
     def write(self, slot: int, state: State) -> None:
         """Copies vectors into a slot."""
-        if not self.vectors:
+        if not self.lengths:
             return
-        for piece, vector in zip(self._row(slot).split(self.lengths), self.vectors, strict=True):
-            piece.copy_(state[vector.name])
+        for key, piece in self._pieces(slot).items():
+            piece.copy_(state[key])
 
     def commit(self) -> None:
         with self._lock:
@@ -134,6 +138,9 @@ class ClientStore:
         with self._lock:
             self._free += self._staged.values()
             self._staged = {}
+
+    def _pieces(self, slot: int) -> dict[str, Tensor]:
+        return dict(zip(self.lengths, self._row(slot).split(list(self.lengths.values())), strict=True))
 
     def _row(self, slot: int) -> Tensor:
         kind, first = ("memory", 0) if slot < self._memory_slots else ("scratch", self._memory_slots)

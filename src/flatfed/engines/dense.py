@@ -89,11 +89,14 @@ def _flat_children(module: nn.Module) -> Iterator[nn.Module]:
         yield module
 
 
-def has_labels(inputs: Tensor, targets: Tensor) -> bool:
-    """Whether there is a class for every sample of a chunk, and none is left out."""
-    return (
-        inputs.dim() >= 3 and targets.dim() == 2 and targets.dtype == torch.int64 and int(targets.min()) >= 0
-    )
+def has_labels(inputs: Tensor, targets: Tensor, labelled: bool | None = None) -> bool:
+    """Whether there is a class for every sample of a chunk, and none is left out.
+
+    `labelled` says the latter if it is known, so that the numbers need not be looked at.
+    """
+    if inputs.dim() < 3 or targets.dim() != 2 or targets.dtype != torch.int64:
+        return False
+    return int(targets.min()) >= 0 if labelled is None else labelled
 
 
 def dense_gradients(
@@ -110,7 +113,7 @@ def dense_gradients(
     With less precision, layers are computed in it and the loss is not, as under torch's autocast.
     """
     seen, used = inputs, point
-    if precision != "float32":
+    if precision == "bfloat16":
         seen, used = inputs.to(torch.bfloat16), point.to(torch.bfloat16)
     # Samples last: a few outputs of many samples are then long rows for every operation.
     values = [seen.flatten(2).transpose(1, 2)]  # what each layer sees, [C, I, B]

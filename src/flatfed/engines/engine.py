@@ -7,8 +7,8 @@ from flatfed.core.aggregate import Aggregate
 from flatfed.core.rounds import Broadcast
 from flatfed.data.samples import Samples
 from flatfed.engines.client_store import ClientStore
+from flatfed.engines.evaluator import Snapshot
 from flatfed.engines.planning import Plan
-from flatfed.engines.worker import Snapshot
 
 
 class Engine(Protocol):

@@ -5,7 +5,9 @@ import mmap
 import os
 import tempfile
 import weakref
+from multiprocessing import reduction
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,9 +47,16 @@ class GrowingMemory:
         else:
             with tempfile.TemporaryFile(dir=folder) as file:
                 self._file = os.dup(file.fileno())
-        self._on_disk, self._reserved = not in_memory, 0
+        self._keep(not in_memory, 0)
+
+    def _keep(self, on_disk: bool, reserved: int) -> None:
+        self._on_disk, self._reserved = on_disk, reserved
         self._mapped: mmap.mmap | None = None
         self._closed = weakref.finalize(self, os.close, self._file)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """The same file, for a process that is just being started."""
+        return _received, (reduction.DupFd(self._file), self._on_disk, self._reserved)
 
     def view(self, start: int, dtype: torch.dtype, count: int) -> Tensor:
         """So many numbers from a byte on; the view stays good when more memory is mapped.
@@ -89,3 +98,10 @@ class GrowingMemory:
         """Gives the file back; views stay good."""
         self._mapped = None
         self._closed()
+
+
+def _received(file: Any, on_disk: bool, reserved: int) -> GrowingMemory:
+    memory = GrowingMemory.__new__(GrowingMemory)
+    memory._file = file.detach()
+    memory._keep(on_disk, reserved)
+    return memory

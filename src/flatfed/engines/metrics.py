@@ -83,19 +83,18 @@ class Measurement:
     def __init__(self, metrics: Mapping[str, Metric]) -> None:
         self.names = ["loss", *metrics]
         # Copies: the task's own stay as they are, and several evaluations may go on at once.
-        self.streaming = {
-            name: copy.deepcopy(metric)
-            for name, metric in metrics.items()
-            if isinstance(metric, Streaming) and is_streaming(metric)
-        }
-        for metric in self.streaming.values():
-            metric.reset()
+        self.streaming: dict[str, Streaming] = {}
+        for name, metric in metrics.items():
+            if isinstance(metric, Streaming) and is_streaming(metric):
+                with named_errors(name, "copied and reset"):
+                    self.streaming[name] = copy.deepcopy(metric)
+                    self.streaming[name].reset()
         self.sums = self.weights = torch.zeros(len(self.names) - len(self.streaming), dtype=torch.float64)
 
     def add(self, batch: Measured) -> None:
         self.sums, self.weights = self.sums + batch.sums, self.weights + batch.weights
         for name, metric in self.streaming.items():
-            with named_errors(name, batch.targets):
+            with named_errors(name, evaluated_on(batch.targets)):
                 metric.update(batch.outputs, batch.targets)
 
     def numbers(self) -> dict[str, float]:
@@ -103,7 +102,7 @@ class Measurement:
         numbers = {}
         for name in self.names:
             if name in self.streaming:
-                with named_errors(name):
+                with named_errors(name, evaluated_on(None)):
                     numbers[name] = float(one_number(name, self.streaming[name].compute()))
             else:
                 numbers[name] = next(means)
@@ -114,18 +113,22 @@ def one_number(name: str, value: Any) -> Tensor:
     number = torch.as_tensor(value)
     if number.numel() != 1:
         raise FlatfedError(f"{name}: it must return one number, not {shown(value)}")
+    if number.is_complex():
+        raise FlatfedError(f"{name}: it must return a real number, not {shown(value)}")
     return number.double().cpu().reshape(())
 
 
+def evaluated_on(samples: Any) -> str:
+    """What a function is asked for with these samples, or with all of them."""
+    return f"evaluated on {'all' if samples is None else len(first_leaf(samples))} samples"
+
+
 @contextmanager
-def named_errors(name: str, samples: Any = None) -> Iterator[None]:
-    """Whatever a user's functions raise, says which; the cause stays attached."""
+def named_errors(name: str, what: str) -> Iterator[None]:
+    """Whatever a user's functions raise, says which cannot be `what`; the cause stays attached."""
     try:
         yield
     except FlatfedError:
         raise
     except Exception as error:
-        count = "all" if samples is None else len(first_leaf(samples))
-        raise FlatfedError(
-            f"{name}: it cannot be evaluated on {count} samples ({first_line(error)})"
-        ) from error
+        raise FlatfedError(f"{name}: it cannot be {what} ({first_line(error)})") from error

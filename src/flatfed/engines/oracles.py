@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value, vjp, vmap
 
+from flatfed.core.context import Oracle
 from flatfed.core.errors import FlatfedError
 from flatfed.core.flat import BoundModel, Layout, Loss, buffers_of, load_buffers
 from flatfed.core.outputs import judged
@@ -114,6 +115,40 @@ class ModuleOracle(_Oracle):
         return bound.layout.pack(gradients[:own]), gradients[own:]
 
 
+class SplitOracle:
+    """Gradients for shared entries, beside private entries that stay as they are meanwhile.
+
+    Those for the private entries are kept from the first evaluation.
+    """
+
+    def __init__(self, whole: Oracle, private: Tensor) -> None:
+        self.whole, self.private = whole, private
+        self.private_gradient: Tensor | None = None
+
+    def __call__(self, point: Tensor) -> Tensor:
+        return self._shared(self.whole(self._joined(point)))
+
+    def shifted(
+        self, point: Tensor, shift: Shift, parameters: tuple[Tensor, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        gradient, slopes = self.whole.shifted(self._joined(point), shift, parameters)
+        return self._shared(gradient), slopes
+
+    def on_samples(self, point: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        gradient = self.whole.on_samples(self._joined(point), inputs, targets)
+        return gradient[..., : point.shape[-1]].clone()
+
+    def _joined(self, point: Tensor) -> Tensor:
+        return torch.cat([point, self.private], -1)
+
+    def _shared(self, gradient: Tensor) -> Tensor:
+        count = self.private.shape[-1]
+        shared, private = gradient.split([gradient.shape[-1] - count, count], -1)
+        if self.private_gradient is None:
+            self.private_gradient = private.clone()
+        return shared.clone()
+
+
 class MatrixGradients:
     """The gradients of a chunk of clients at once: point [C, P], inputs [C, B, …] → [C, P] and losses [C]."""
 
@@ -149,10 +184,13 @@ class MatrixGradients:
         self.layers = dense_layers(module, layout, loss)
         self.differentiated = vmap(grad_and_value(loss_of))
 
-    def plain(self, point: Tensor, inputs: Tree, targets: Tree) -> tuple[Tensor, Tensor]:
+    def plain(
+        self, point: Tensor, inputs: Tree, targets: Tree, labelled: bool | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """`labelled` says whether no target is left out, if that is known."""
         if not isinstance(inputs, Tensor) or not isinstance(targets, Tensor):
             return self._of_trees(point, inputs, targets)
-        if self.layers is None or not has_labels(inputs, targets):
+        if self.layers is None or not has_labels(inputs, targets, labelled):
             return self.differentiated(point, inputs, targets)
         return dense_gradients(self.layers, point, inputs, targets, self.precision)[:2]
 
@@ -167,10 +205,16 @@ class MatrixGradients:
         return vmap(grad_and_value(loss_of))(point, *leaves((inputs, targets)))
 
     def shifted(
-        self, point: Tensor, shift: Shift, parameters: tuple[Tensor, ...], inputs: Tensor, targets: Tensor
+        self,
+        point: Tensor,
+        shift: Shift,
+        parameters: tuple[Tensor, ...],
+        inputs: Tensor,
+        targets: Tensor,
+        labelled: bool | None = None,
     ) -> tuple[tuple[Tensor, tuple[Tensor, ...]], Tensor]:
         """Gradients for the points and for the parameters of a map of the inputs, and losses."""
-        if self.layers is None or not has_labels(inputs, targets):
+        if self.layers is None or not has_labels(inputs, targets, labelled):
 
             def loss_of(
                 point: Tensor, parameters: tuple[Tensor, ...], inputs: Tensor, targets: Tensor
@@ -200,14 +244,17 @@ def _no_draws() -> Iterator[None]:
 class MatrixOracle(_Oracle):
     """The batches of a chunk of clients, inputs [C, B, …]."""
 
-    def __init__(self, gradients: MatrixGradients, inputs: Tree, targets: Tree) -> None:
+    def __init__(
+        self, gradients: MatrixGradients, inputs: Tree, targets: Tree, labelled: bool | None = None
+    ) -> None:
+        """`labelled` says whether no target is left out, if that is known."""
         super().__init__()
-        self.gradients, self.inputs, self.targets = gradients, inputs, targets
+        self.gradients, self.inputs, self.targets, self.labelled = gradients, inputs, targets, labelled
 
     def __call__(self, point: Tensor) -> Tensor:
         before = versions(self.inputs)
         with _no_draws():
-            gradient, loss = self.gradients.plain(point, self.inputs, self.targets)
+            gradient, loss = self.gradients.plain(point, self.inputs, self.targets, self.labelled)
         if versions(self.inputs) != before:
             raise FlatfedError(UNEXPECTED_EDIT)
         self._record(loss)
@@ -218,7 +265,10 @@ class MatrixOracle(_Oracle):
         clients = len(point)
         with _no_draws():
             gradient, _ = self.gradients.plain(
-                point, inputs.expand(clients, *inputs.shape), targets.expand(clients, *targets.shape)
+                point,
+                inputs.expand(clients, *inputs.shape),
+                targets.expand(clients, *targets.shape),
+                self.labelled,
             )
         return gradient
 
@@ -226,6 +276,8 @@ class MatrixOracle(_Oracle):
         self, point: Tensor, shift: Shift, parameters: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         with _no_draws():
-            slopes, loss = self.gradients.shifted(point, shift, parameters, self.inputs, self.targets)
+            slopes, loss = self.gradients.shifted(
+                point, shift, parameters, self.inputs, self.targets, self.labelled
+            )
         self._record(loss)
         return slopes

@@ -18,7 +18,8 @@ from flatfed.core.outputs import judged, logits_of
 from flatfed.core.part import ServerTask
 from flatfed.core.sampling import equal_batches
 from flatfed.core.settings import Training
-from flatfed.core.state import Dimensions
+from flatfed.core.sharing import Division, check_sharing, private_state
+from flatfed.core.state import Dimensions, State
 from flatfed.core.tree import (
     Tree,
     call,
@@ -33,6 +34,7 @@ from flatfed.core.tree import (
 )
 from flatfed.data.federation import Federation, PooledFederation
 from flatfed.engines.dense import BACKWARD_HOOKS, dense_layers, has_hooks
+from flatfed.engines.devices import set_products, usable_device
 from flatfed.engines.metrics import Metric
 from flatfed.engines.oracles import MatrixGradients
 from flatfed.engines.precision import check_precision
@@ -40,7 +42,13 @@ from flatfed.engines.trial import Trial, bound_copy, check_model, plain_torch, p
 
 MATRIX_PARAMETERS = 2**18
 """Larger models keep a core busy by themselves, and a matrix of them falls out of the cache."""
-_CLIENT_BY_CLIENT = (nn.modules.conv._ConvNd, nn.RNNBase, nn.Embedding, nn.EmbeddingBag)
+ACCELERATOR_PARAMETERS = 2**20
+"""On an accelerator, where small operations cost most; larger models keep it busy by themselves."""
+_LOOKING_UP = (nn.RNNBase, nn.Embedding, nn.EmbeddingBag)
+_CLIENT_BY_CLIENT = (nn.modules.conv._ConvNd, *_LOOKING_UP)
+VECTORS, PASSES = 16, 3
+"""What a client of the matrix path takes: so many vectors as long as the model, and so many times what its
+backward pass needs of the forward pass."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +108,9 @@ class Plan:
     loss: Loss
     training: Training
     metrics: Mapping[str, Metric]
-    layout: Layout
+    division: Division
+    private_state: State
+    """What a client keeps to itself before it first takes part."""
     dimensions: Dimensions
     population: Population
     device: torch.device
@@ -111,6 +121,15 @@ class Plan:
     path: str
     """"matrix" or "client"."""
     path_reason: str
+    client_bytes: int = 1
+    """About what one client takes on an accelerator on the matrix path."""
+    most_clients: int | None = None
+    """So many at a time fit there, if that is known."""
+
+    @property
+    def layout(self) -> Layout:
+        """Of the vectors that the server and the parts know."""
+        return self.division.shared
 
     def weight(self, samples: int) -> float:
         """How much a client counts."""
@@ -134,9 +153,11 @@ def make_plan(
     device: str,
 ) -> Plan:
     """Everything workers need to know, after a trial of the model on a batch of client 0."""
-    layout, chosen_device = check_model(model), usable_device(device)
-    check_precision(training.precision, layout.dtype, chosen_device)
-    bound = bound_copy(model, layout, chosen_device)
+    division, chosen_device = check_model(model, training.sharing), usable_device(device)
+    check_sharing(division, algorithm)
+    check_precision(training.precision, division.whole.dtype, chosen_device)
+    set_products("float32", chosen_device)
+    bound = bound_copy(model, division, chosen_device)
 
     def check(inputs: Tree, targets: Tree) -> None:
         _check_shape(algorithm, SampleShape.of(inputs, targets))
@@ -150,11 +171,13 @@ def make_plan(
     path, reason = _choose_path(bound, trial, loss, training, federation)
     if path == "matrix":
         _check_indices(bound, trial, federation)
-    common = algorithm, loss, training, metrics, layout
-    dimensions = Dimensions(layout.size, shape.one_input or (), classes, len(layout.entries))
+    kept = private_state(division, algorithm, model)
+    common = algorithm, loss, training, metrics, division, kept
+    dimensions = _dimensions(division, shape, classes)
     population = Population(len(federation), federation.total_samples, trial.samples)
     habits = trial.draws_random_numbers, trial.draws_in_evaluation, trial.edits_inputs
-    return Plan(*common, dimensions, population, chosen_device, *habits, path, reason)
+    client_bytes = VECTORS * trial.gradient.nbytes + PASSES * trial.saved_bytes
+    return Plan(*common, dimensions, population, chosen_device, *habits, path, reason, client_bytes)
 
 
 def plan_from_shape(
@@ -168,8 +191,9 @@ def plan_from_shape(
     device: str,
 ) -> Plan:
     """The plan of a server whose clients train elsewhere, one by one, on data that it never sees."""
-    layout, chosen_device = check_model(model), usable_device(device)
-    check_precision(training.precision, layout.dtype, chosen_device)
+    division, chosen_device = check_model(model, training.sharing), usable_device(device)
+    check_sharing(division, algorithm)
+    check_precision(training.precision, division.whole.dtype, chosen_device)
     outputs, edits_inputs = _try_without_numbers(model, shape, loss)
     if outputs is None and _needs_classes(algorithm):
         raise FlatfedError(
@@ -178,12 +202,17 @@ def plan_from_shape(
         )
     classes = shape.classes(outputs)
     _check_shape(algorithm, shape, None if outputs is None else classes)
-    common = algorithm, loss, training, metrics, layout
-    dimensions = Dimensions(layout.size, shape.one_input or (), classes, len(layout.entries))
+    common = algorithm, loss, training, metrics, division, private_state(division, algorithm, model)
+    dimensions = _dimensions(division, shape, classes)
     # It cannot be tried here, and routing the draws of a model that has none changes nothing.
     habits = True, True, edits_inputs
     reason = "clients train where their data are"
     return Plan(*common, dimensions, population, chosen_device, *habits, "client", reason)
+
+
+def _dimensions(division: Division, shape: SampleShape, classes: int) -> Dimensions:
+    layout = division.shared
+    return Dimensions(layout.size, shape.one_input or (), classes, len(layout.entries))
 
 
 @torch.no_grad()
@@ -207,16 +236,6 @@ def _try_without_numbers(model: nn.Module, shape: SampleShape, loss: Loss) -> tu
         if not isinstance(error, NotImplementedError) and "meta" not in str(error):
             raise FlatfedError(f"model: it cannot be trained on {shape}: {first_line(error)}") from error
     return outputs, outputs is None or versions(inputs) != before
-
-
-def usable_device(name: str) -> torch.device:
-    try:
-        device = torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:
-        raise FlatfedError(f"device = {name!r}: cannot be used here ({first_line(error)})") from None
-    if device.type == "meta":
-        raise FlatfedError("device = 'meta': it holds no numbers, so nothing can be trained there; use cpu")
-    return device
 
 
 def _check_shape(algorithm: Algorithm, shape: SampleShape, classes: int | None = None) -> None:
@@ -257,7 +276,7 @@ def _check_indices(bound: BoundModel, trial: Trial, federation: Federation) -> N
     except IndexError as error:
         raise FlatfedError(f"data: an input is outside the model's embedding ({error})") from None
     finally:
-        bound.module.train()
+        bound.train()
 
 
 def _choose_path(
@@ -276,12 +295,16 @@ def _choose_path(
         "the model has backward hooks": has_hooks(bound.module, BACKWARD_HOOKS),
     }
     obstacle = next((reason for reason, holds in obstacles.items() if holds), None)
+    on_cpu = trial.gradient.device.type == "cpu"
+    limit = MATRIX_PARAMETERS if on_cpu else ACCELERATOR_PARAMETERS
+    where = "" if on_cpu else "on an accelerator: "
     if training.path == "auto" and obstacle is None:
-        layers = any(isinstance(module, _CLIENT_BY_CLIENT) for module in bound.module.modules())
-        if layers or trial.looks_up:
-            return "client", "the model has convolutional, recurrent or embedding layers"
-        if bound.layout.size > MATRIX_PARAMETERS:
-            return "client", f"the model has more than {MATRIX_PARAMETERS} parameters"
+        kinds = _CLIENT_BY_CLIENT if on_cpu else _LOOKING_UP
+        if trial.looks_up or any(isinstance(module, kinds) for module in bound.module.modules()):
+            which = "convolutional, recurrent or embedding" if on_cpu else "recurrent or embedding"
+            return "client", f"{where}the model has {which} layers"
+        if bound.layout.size > limit:
+            return "client", f"{where}the model has more than {limit} parameters"
     obstacle = obstacle or _matrix_obstacle(bound, trial, loss, training)
     if training.path == "matrix":
         if obstacle:
@@ -289,7 +312,7 @@ def _choose_path(
         return "matrix", "asked for"
     if obstacle:
         return "client", obstacle
-    reason = f"the model has at most {MATRIX_PARAMETERS} parameters and all batches have one shape"
+    reason = f"{where}the model has at most {limit} parameters and all batches have one shape"
     if dense_layers(bound.module, bound.layout, loss):
         reason += "; its gradients have a closed form"
     return "matrix", reason

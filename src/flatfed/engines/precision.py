@@ -1,7 +1,8 @@
 """Which numbers a model and its loss are computed in; flat vectors and all algebra keep the model's own.
 
 With "bfloat16", torch's autocast decides by operation: matrix products and convolutions take bfloat16, losses
-and what else would suffer stays in float32. "float32" leaves the model in the dtype of its parameters.
+and what else would suffer stays in float32. "float32" leaves the model in the dtype of its parameters, and so
+does "tf32", with which CUDA rounds what it multiplies (`devices.set_products`).
 """
 
 import faulthandler
@@ -28,14 +29,14 @@ _FAST_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
 
 def computing_in(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
     """The context of a forward pass and its loss; the backward pass follows from what it recorded."""
-    if precision == "float32":
+    if precision != "bfloat16":
         return nullcontext()
     return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
 def widened(precision: Precision, tree: Any) -> Any:
     """Outputs or a loss as others work with them: the same numbers in float32, where autocast was at work."""
-    if precision == "float32":
+    if precision != "bfloat16":
         return tree
     return map_tree(_widened, tree)
 
@@ -53,6 +54,10 @@ def check_precision(precision: Precision, dtype: torch.dtype, device: torch.devi
             f"precision = {precision!r}: the model's parameters are {dtype}, and only float32 "
             "ones are computed with in less; convert the model by model.float(), or use precision = 'float32'"
         )
+    if precision == "tf32":
+        if device.type != "cuda":
+            raise FlatfedError(f"precision = 'tf32': the device {device.type!r} has none; use 'float32'")
+        return
     if not torch.amp.is_autocast_available(device.type):
         raise FlatfedError(
             f"precision = {precision!r}: torch has none on the device {device.type!r}; use 'float32'"
@@ -64,17 +69,10 @@ def check_precision(precision: Precision, dtype: torch.dtype, device: torch.devi
         )
 
 
-def forbid_tf32(device: torch.device) -> None:
-    """Float32 means float32: products on CUDA are not rounded to TF32 in this process, whatever was set."""
-    if device.type == "cuda":
-        torch.backends.cuda.matmul.allow_tf32 = False
-        torch.backends.cudnn.allow_tf32 = False
-
-
 def slow_precision(precision: Precision, device: str) -> str | None:
     """Why nothing is gained on this machine, if that is so; where flags cannot be seen, nothing is said."""
     flags = processor_flags()
-    if precision == "float32" or not device.startswith("cpu") or not flags or flags & _FAST_FLAGS:
+    if precision != "bfloat16" or not device.startswith("cpu") or not flags or flags & _FAST_FLAGS:
         return None
     return (
         f"precision = {precision!r}: this machine's processor has neither avx512_bf16 nor amx_bf16, so "

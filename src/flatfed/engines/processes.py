@@ -1,13 +1,13 @@
-"""A pool of worker processes: copies of this one, each of which trains a chunk of clients at a time.
+"""A pool of worker processes, each of which trains a chunk of clients at a time.
 
 Threads that call many small operations spend their time waiting for each other's turn at the interpreter;
 processes do not. They are forked, so they see the model, the loss and the data as they are without any of it
-being sent, and whatever memory they only read stays shared. Jobs and answers go through a pipe, the tensors
-in them through memory that both ends see.
+being sent, and whatever memory they only read stays shared. Beside an accelerator, which does not survive a
+fork, they begin anew (`Portable`). Jobs and answers go through a pipe, the tensors in them through memory
+that both ends see.
 """
 
 import ctypes
-import io
 import multiprocessing
 import os
 import pickle
@@ -19,12 +19,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from flatfed.core.errors import FlatfedError
+from flatfed.core.errors import FlatfedError, first_line
+from flatfed.engines import messages
 from flatfed.engines.memory import GrowingMemory, keep_freed_memory
 from flatfed.engines.scheduler import in_order
 
@@ -48,32 +49,59 @@ def can_fork() -> bool:
     return on_linux and not multiprocessing.current_process().daemon and not torch.accelerator.is_available()
 
 
-class _Pickler(pickle.Pickler):
-    """Puts the tensors of a message into a memory, one behind the other."""
-
-    def __init__(self, file: io.BytesIO, memory: GrowingMemory) -> None:
-        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self._memory, self._end, self._places = memory, 0, dict[int, int]()
-
-    def persistent_id(self, item: Any) -> tuple[int, torch.dtype, torch.Size] | None:
-        if not isinstance(item, Tensor) or item.numel() == 0:
-            return None
-        # The message keeps its tensors alive, so none of them takes another's number.
-        if id(item) not in self._places:
-            self._places[id(item)] = self._end
-            self._memory.view(self._end, item.dtype, item.numel()).copy_(item.detach().reshape(-1))
-            self._end += -(-item.nbytes // _ALIGNMENT) * _ALIGNMENT
-        return self._places[id(item)], item.dtype, item.shape
+def start_method(device: torch.device) -> Literal["fork", "spawn"] | None:
+    """How worker processes begin that train on a device; None where threads have to do."""
+    if device.type == "cpu":
+        return "fork" if can_fork() else None
+    on_linux = hasattr(os, "memfd_create")
+    return "spawn" if on_linux and not multiprocessing.current_process().daemon else None
 
 
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, memory: GrowingMemory) -> None:
-        super().__init__(file)
-        self._memory = memory
+def _written(message: Any, memory: GrowingMemory) -> memoryview:
+    """A message as bytes, with its tensors in a memory, one behind the other."""
+    end = 0
 
-    def persistent_load(self, place: tuple[int, torch.dtype, torch.Size]) -> Tensor:
-        start, dtype, shape = place
-        return self._memory.view(start, dtype, shape.numel()).view(shape)
+    def put(tensor: Tensor) -> int:
+        nonlocal end
+        start, end = end, end + -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+        memory.view(start, tensor.dtype, tensor.numel()).copy_(tensor.reshape(-1))
+        return start
+
+    return messages.dump(message, put)
+
+
+def _read(content: bytes, memory: GrowingMemory) -> Any:
+    """The inverse of `_written`, whose tensors stay in that memory."""
+    return messages.load(
+        content, lambda start, dtype, shape: memory.view(start, dtype, shape.numel()).view(shape)
+    )
+
+
+class Portable:
+    """Work for processes that begin anew: written down once, its tensors where all of them see them."""
+
+    def __init__(self, work: Work) -> None:
+        self._memory = GrowingMemory()
+        try:
+            self._content = bytes(_written(work, self._memory))
+        except Exception as error:
+            # Whatever a user's object raises when it is pickled.
+            raise _not_portable("sent to them", error) from error
+
+    def unpacked(self) -> Work:
+        try:
+            work: Work = _read(self._content, self._memory)
+        except Exception as error:
+            raise _not_portable("made again there", error) from error
+        return work
+
+
+def _not_portable(what: str, error: Exception) -> FlatfedError:
+    return FlatfedError(
+        "workers: beside an accelerator they begin anew, and the model, the loss, the metrics or the data "
+        f"cannot be {what} ({first_line(error)}); use workers = 1, or what is defined at the top of a module "
+        "that can be imported"
+    )
 
 
 class Channel:
@@ -86,12 +114,10 @@ class Channel:
         self.connection, self.outgoing, self.incoming = connection, outgoing, incoming
 
     def send(self, message: Any) -> None:
-        written = io.BytesIO()
-        _Pickler(written, self.outgoing).dump(message)
-        self.connection.send_bytes(written.getbuffer())
+        self.connection.send_bytes(_written(message, self.outgoing))
 
     def receive(self) -> Any:
-        return _Unpickler(io.BytesIO(self.connection.recv_bytes()), self.incoming).load()
+        return _read(self.connection.recv_bytes(), self.incoming)
 
     def close(self) -> None:
         self.connection.close()
@@ -106,7 +132,7 @@ class RemoteTraceback(Exception):
         return f"\n{self.args[0]}"
 
 
-def _serve(channel: Channel, parent: int, work: Work) -> None:
+def _serve(channel: Channel, parent: int, work: Work | Portable) -> None:
     """What a worker process does until its parent has gone."""
     # A keyboard interrupt reaches all processes; the parent decides what becomes of it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -122,7 +148,7 @@ def _serve(channel: Channel, parent: int, work: Work) -> None:
     thread.join()
 
 
-def _answer(channel: Channel, work: Work) -> None:
+def _answer(channel: Channel, work: Work | Portable) -> None:
     torch.set_num_threads(1)
     while True:
         try:
@@ -131,6 +157,7 @@ def _answer(channel: Channel, work: Work) -> None:
             return
         answer, failure, remote_traceback = None, None, ""
         try:
+            work = work.unpacked() if isinstance(work, Portable) else work
             answer = work(job)
         except BaseException as error:
             # Whatever it is, it is raised again in the parent.
@@ -153,8 +180,9 @@ def _portable(error: BaseException) -> BaseException:
 class WorkerProcess:
     """One process of the pool."""
 
-    def __init__(self, work: Work) -> None:
-        context = multiprocessing.get_context("fork")
+    def __init__(self, work: Work | Portable) -> None:
+        self.begins_anew = isinstance(work, Portable)
+        context: Any = multiprocessing.get_context("spawn" if self.begins_anew else "fork")
         with ExitStack() as opened:
             try:
                 jobs, answers = GrowingMemory(), GrowingMemory()
@@ -197,6 +225,11 @@ class WorkerProcess:
             return FlatfedError(
                 "workers: one of their processes was killed (SIGKILL); if memory is short, use fewer of them"
             )
+        if self.begins_anew and code == 1:
+            return FlatfedError(
+                "workers: one of their processes could not begin; a program that trains with several of them "
+                "beside an accelerator must start everything below if __name__ == '__main__':"
+            )
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         return FlatfedError(f"workers: one of their processes ended {how}; workers = 1 may show why")
 
@@ -229,8 +262,8 @@ class WorkerPool:
     not last.
     """
 
-    def __init__(self, work: Work, taken: Callable[[Any], Any], size: int) -> None:
-        """At most `size` processes; they are started when they are first needed."""
+    def __init__(self, work: Work | Portable, taken: Callable[[Any], Any], size: int) -> None:
+        """At most `size` processes, which are started when they are first needed."""
         self._work, self._taken, self._size = work, taken, size
         self._processes: list[WorkerProcess] = []
         self._waiting: list[WorkerProcess] = []

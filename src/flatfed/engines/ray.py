@@ -21,6 +21,7 @@ import socket
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,19 +31,21 @@ from torch import Tensor, nn
 from flatfed.core.aggregate import Aggregate
 from flatfed.core.errors import FlatfedError, first_line
 from flatfed.core.rounds import Broadcast
-from flatfed.core.state import State
+from flatfed.core.tree import moved
 from flatfed.data.federation import Federation, PooledFederation
 from flatfed.data.pool import ClientData
 from flatfed.data.samples import Samples
 from flatfed.engines.chunks import chunks
 from flatfed.engines.client_store import ClientStore
+from flatfed.engines.evaluator import Evaluator, Snapshot
 from flatfed.engines.execution import Execution
 from flatfed.engines.memory import keep_freed_memory
+from flatfed.engines.messages import Packed
 from flatfed.engines.planning import Plan
+from flatfed.engines.remote import HOST, RemoteJob, RemoteTrainer
 from flatfed.engines.scheduler import in_order
 from flatfed.engines.sums import CohortCollector, PairwiseSum, Piece
 from flatfed.engines.threads import WorkerThreads, available_cores
-from flatfed.engines.worker import Evaluator, Snapshot, Worker
 
 # No reports to its makers, and no advice about accelerators on every start.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -69,7 +72,7 @@ class ShardedFederation(Federation):
     def __init__(self, federation: PooledFederation) -> None:
         self.transform, self.classes = federation.transform, federation.classes
         self._clients = len(federation)
-        self._per_shard = -(-self._clients // SHARDS)
+        self._per_shard, self._device = -(-self._clients // SHARDS), HOST
         self._shards = [
             ray.put([_alone(federation.client(client)) for client in run.tolist()])
             for run in torch.arange(self._clients).split(self._per_shard)
@@ -80,10 +83,12 @@ class ShardedFederation(Federation):
 
     def client(self, number: int) -> ClientData:
         shard, place = divmod(number, self._per_shard)
-        return _fetched(self._shards[shard])[place]
+        return ClientData(*moved(tuple(_fetched(self._shards[shard])[place]), self._device))
 
     def to(self, device: torch.device) -> ShardedFederation:
-        return self
+        other = copy.copy(self)
+        other._device = device
+        return other
 
 
 def _alone(data: ClientData) -> ClientData:
@@ -104,23 +109,23 @@ class RemoteWorker:
         """`shared` are references to the plan, the model and the data."""
         torch.set_num_threads(1)
         keep_freed_memory()
-        self.worker = Worker(*ray.get(list(shared)))
+        self.trainer = RemoteTrainer(*ray.get(list(shared)))
 
     def train(
         self,
         start: int,
         chunks: Sequence[Sequence[int]],
-        broadcast: Broadcast,
-        states: Sequence[Sequence[State]],
+        broadcast: Packed,
+        states: Packed,
         round_number: int,
-    ) -> tuple[list[Piece], list[list[dict[str, Tensor]]]]:
+    ) -> Packed:
         """The sums over a stretch of the cohort's chunks, of which the first is number `start`."""
-        total, new_states = PairwiseSum(), []
-        for number, (members, own) in enumerate(zip(chunks, states, strict=True), start):
-            sums, changed = self.worker.train(members, broadcast, own, round_number)
+        total, new_states, received = PairwiseSum(), [], broadcast.message()
+        for number, (members, own) in enumerate(zip(chunks, states.message(), strict=True), start):
+            sums, changed = self.trainer(RemoteJob(members, received, own, round_number))
             total.add(Piece(number, 1, sums))
             new_states.append(changed)
-        return total.pieces, new_states
+        return Packed.of((total.pieces, new_states))
 
     def process(self) -> int:
         return os.getpid()
@@ -133,7 +138,7 @@ class Stretch(NamedTuple):
     chunks: Sequence[Sequence[int]]
     broadcast: Any
     """The reference to it in Ray's object store."""
-    states: Sequence[Sequence[State]]
+    states: Packed
     round: int
 
 
@@ -175,7 +180,7 @@ class RemoteWorkers:
         for answer in self._answers():
             number, stretch, worker = self._running.pop(answer)
             try:
-                trained = ray.get(answer)
+                trained = ray.get(answer).message()
             except RayTaskError as error:
                 # What a worker raised, without Ray's own account of where.
                 yield number, error.cause if isinstance(error.cause, FlatfedError) else error
@@ -261,11 +266,9 @@ class RayEngine:
             [Evaluator(plan, model, federation.transform) for _ in range(evaluators)]
         )
         # A lost worker is replaced here, not by Ray, which would wait for room for it.
-        on_gpu = plan.device.type == "cuda"
-        actor: Any = ray.remote(num_cpus=1, num_gpus=1 if on_gpu else 0)(RemoteWorker)
-        self._remote = RemoteWorkers(
-            lambda: actor.remote(self._shared), "CPU with a GPU" if on_gpu else "CPU"
-        )
+        gpus, needs = gpu_need(plan.device, execution.gpu_share)
+        actor: Any = ray.remote(num_cpus=1, num_gpus=gpus)(RemoteWorker)
+        self._remote = RemoteWorkers(lambda: actor.remote(self._shared), needs)
         try:
             data: Federation
             if isinstance(federation, PooledFederation):
@@ -274,7 +277,9 @@ class RayEngine:
                 data = copy.copy(federation)
                 data.test = None
             # Kept here: a worker that is started later asks for them too.
-            self._shared = [ray.put(shared) for shared in (plan, model, data)]
+            # Ray shows a worker its own GPUs alone, of which the first is as good as any.
+            remote = replace(plan, device=torch.device(plan.device.type))
+            self._shared = [ray.put(shared) for shared in (remote, model, data)]
         except (TypeError, AttributeError, pickle.PicklingError) as error:
             self.close()
             raise FlatfedError(
@@ -292,21 +297,19 @@ class RayEngine:
                 for client, state in zip(members, states, strict=True):
                     self.clients.stage(client, state)
             for piece in pieces:
-                collector.add(piece)
+                collector.add(moved(piece, self.plan.device))
         return collector.aggregate(broadcast.buffers)
 
     def _stretches(self, broadcast: Broadcast, round_number: int, cohort: Sequence[int]) -> Iterator[Stretch]:
         divided = chunks(self.plan, cohort)
-        reference = ray.put(broadcast)
+        reference = ray.put(Packed.of(moved(broadcast, HOST)))
+        model = broadcast.vectors["model"].to(HOST)
         # A rule that needs all uploads gets them a chunk at a time; sums are made of as many as there are.
         size = -(-len(divided) // self.workers) if self.plan.algorithm.aggregate.streams else 1
         for start in range(0, len(divided), size):
             members = divided[start : start + size]
-            states = [
-                [self.clients.read(client, broadcast.vectors["model"]) for client in chunk]
-                for chunk in members
-            ]
-            yield Stretch(start, members, reference, states, round_number)
+            states = [[self.clients.read(client, model) for client in chunk] for chunk in members]
+            yield Stretch(start, members, reference, Packed.of(states), round_number)
 
     def evaluate(self, snapshot: Snapshot, samples: Samples) -> dict[str, float]:
         return self._threads.evaluate(snapshot, samples)
@@ -318,6 +321,13 @@ class RayEngine:
                 ray.shutdown()
         finally:
             self._threads.close()
+
+
+def gpu_need(device: torch.device, share: float) -> tuple[float, str]:
+    """The GPUs that a worker asks the cluster for, and what a node must have free for one, in words."""
+    if device.type != "cuda":
+        return 0, "CPU"
+    return share, "CPU with a GPU" if share == 1 else f"CPU with {share:g} of a GPU"
 
 
 def _connect(address: str | None) -> bool:

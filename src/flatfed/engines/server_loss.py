@@ -11,8 +11,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flatfed.core import random
 from flatfed.core.flat import load_buffers
+from flatfed.core.sharing import PRIVATE_MODEL
 from flatfed.core.state import State
 from flatfed.core.tree import Tree
+from flatfed.engines.devices import set_products
 from flatfed.engines.oracles import MatrixGradients
 from flatfed.engines.planning import Plan
 from flatfed.engines.trial import protect_inputs
@@ -24,11 +26,15 @@ def server_loss(plan: Plan, model: nn.Module, buffers: State) -> Callable[[Tenso
     load_buffers(module, buffers)
     if plan.edits_inputs:
         protect_inputs(module)
-    loss_of = MatrixGradients(module, plan.layout, plan.loss).loss_of
+    division = plan.division
+    loss_of = MatrixGradients(module, division.whole, plan.loss).loss_of
+    private = plan.private_state.get(PRIVATE_MODEL)
+    own = None if private is None else private.to(plan.device)
 
     def loss(point: Tensor, inputs: Tree, targets: Tree) -> Tensor:
+        set_products("float32", plan.device)
         # Of torch's attention kernels only the plain one can be differentiated twice.
         with random.routed(plan.evaluation_generator()), sdpa_kernel(SDPBackend.MATH):
-            return loss_of(point, inputs, targets)
+            return loss_of(point if own is None else division.joined(point, own), inputs, targets)
 
     return loss

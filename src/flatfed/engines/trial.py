@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from flatfed.core import random
-from flatfed.core.errors import FlatfedError, FlatfedWarning, first_line
+from flatfed.core.errors import FlatfedError, FlatfedWarning, first_line, name_of, user_errors
 from flatfed.core.flat import (
     BoundModel,
     Layout,
@@ -29,7 +29,8 @@ from flatfed.core.flat import (
 )
 from flatfed.core.outputs import ignored_label, judged
 from flatfed.core.sampling import batches, local_steps
-from flatfed.core.settings import Precision, Training
+from flatfed.core.settings import Precision, Sharing, Training
+from flatfed.core.sharing import Division, divided
 from flatfed.core.tree import (
     Tree,
     call,
@@ -93,6 +94,8 @@ class Trial(NamedTuple):
     changes_buffers: bool
     looks_up: bool
     """Whether it looks up rows of a table (an embedding)."""
+    saved_bytes: int
+    """What its backward pass needs of the forward pass, parameters aside; 0 on the CPU, where nobody asks."""
 
 
 class _Watch(random.RouteRandomness):
@@ -117,10 +120,28 @@ class _Pass(NamedTuple):
     draws: bool
     looks_up: bool
     edits_inputs: bool
+    saved_bytes: int
 
 
-def check_model(model: nn.Module) -> Layout:
-    """Where a model's parameters are in the flat vector, after a look at what could not be trained."""
+@contextmanager
+def _counting_saved(device: torch.device) -> Iterator[list[int]]:
+    """The sizes of what passes inside keep for their backward passes, on an accelerator."""
+    sizes: list[int] = []
+
+    def kept(tensor: Tensor) -> Tensor:
+        if not isinstance(tensor, nn.Parameter):
+            sizes.append(tensor.nbytes)
+        return tensor
+
+    if device.type == "cpu":
+        yield sizes
+        return
+    with torch.autograd.graph.saved_tensors_hooks(kept, lambda tensor: tensor):
+        yield sizes
+
+
+def check_model(model: nn.Module, sharing: Sharing) -> Division:
+    """Where a model's parameters are in flat vectors, after a look at what could not be trained."""
     for name, value in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(value):
             raise FlatfedError(
@@ -138,7 +159,7 @@ def check_model(model: nn.Module) -> Layout:
             kind = "complex" if value.is_complex() else "sparse"
             raise FlatfedError(f"model: the parameter {name!r} is {kind}; keep it as dense real numbers")
     _check_memory(model)
-    return Layout(model)
+    return divided(model, sharing)
 
 
 def _check_memory(model: nn.Module) -> None:
@@ -166,9 +187,9 @@ def _check_memory(model: nn.Module) -> None:
         sharing.append((start, start + extent, name, value))
 
 
-def bound_copy(model: nn.Module, layout: Layout, device: torch.device) -> BoundModel:
+def bound_copy(model: nn.Module, division: Division, device: torch.device) -> BoundModel:
     try:
-        return BoundModel(model, layout, device)
+        return BoundModel(model, division.whole, device, division.evaluating)
     except Exception as error:
         # A user's module may do anything when it is copied.
         raise FlatfedError(
@@ -203,10 +224,14 @@ def try_model(
         training_mode: bool, backward: bool = False, precision: Precision = training.precision
     ) -> _Pass:
         load_buffers(module, before)
-        module.train(training_mode)
+        bound.train(training_mode)
         seen, labels = cloned(inputs), cloned(targets)
         untouched = versions(seen), versions(labels)
-        with torch.set_grad_enabled(training_mode), _Watch(device) as watch:
+        with (
+            torch.set_grad_enabled(training_mode),
+            _Watch(device) as watch,
+            _counting_saved(device) as saved,
+        ):
             with computing_in(precision, device):
                 outputs = call(module, seen)
                 value = judged(loss, outputs, labels)
@@ -219,7 +244,8 @@ def try_model(
         if versions(labels) != untouched[1] or not equal(labels, targets):
             raise FlatfedError("loss: it edits the targets in place; let it work on a copy of them")
         edits = versions(seen) != untouched[0] or not equal(seen, inputs)
-        return _Pass(outputs, value.detach(), gradient, watch.drew, watch.looks_up, edits)
+        habits = watch.drew, watch.looks_up, edits
+        return _Pass(outputs, value.detach(), gradient, *habits, sum(saved))
 
     def tried(training_mode: bool) -> _Pass:
         streams = other_streams()
@@ -243,7 +269,7 @@ def try_model(
     try:
         passed = tried(True)
         changes = buffer_change(before, bound.buffers)
-        exact = passed if training.precision == "float32" else one_pass(True, True, "float32")
+        exact = passed if training.precision != "bfloat16" else one_pass(True, True, "float32")
         evaluated = tried(False)
     except FlatfedError:
         raise
@@ -254,7 +280,7 @@ def try_model(
             f"{described_tree(targets)}): {first_line(error)}"
         ) from error
     load_buffers(module, before)
-    module.train()
+    bound.train()
     _check_finite(passed, bound.layout, loss, targets)
     return Trial(
         samples=len(data),
@@ -267,6 +293,7 @@ def try_model(
         edits_inputs=passed.edits_inputs or evaluated.edits_inputs,
         changes_buffers=any(bool((change != 0).any()) for change in changes.values()),
         looks_up=passed.looks_up,
+        saved_bytes=passed.saved_bytes,
     )
 
 
@@ -315,7 +342,8 @@ def _check_work(training: Training, data: ClientData) -> None:
 
 def _transformed(federation: Federation, stored: Tree) -> Tree:
     original = cloned(stored)
-    inputs = federation.transform.evaluate(stored)
+    with user_errors(f"transform: {name_of(federation.transform)}"):
+        inputs = federation.transform.evaluate(stored)
     if not equal(stored, original):
         raise FlatfedError("transform: it edits the stored inputs in place; let it return new ones")
     if not equal(inputs, federation.transform.evaluate(original)):

@@ -8,30 +8,39 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from flatfed.core import random
-from flatfed.core.context import ClientContext
-from flatfed.core.errors import DivergedError, FlatfedError, first_line
-from flatfed.core.flat import BoundModel, all_finite, buffer_change, load_buffers
-from flatfed.core.outputs import ignored_label, judged
+from flatfed.core.context import ClientContext, Oracle
+from flatfed.core.errors import DivergedError, FlatfedError, first_line, memory_ran_out
+from flatfed.core.flat import (
+    all_finite,
+    buffer_change,
+    no_longer_finite,
+)
 from flatfed.core.rounds import Broadcast, ClientResult, client_round, encode_uploads, reduced_uploads
-from flatfed.core.sampling import batches
-from flatfed.core.state import State
-from flatfed.core.tree import Tree, call, first_leaf, map_tree, sample_bytes, stacked
+from flatfed.core.sampling import batches, divided_rates
+from flatfed.core.sharing import PRIVATE_BUFFERS
+from flatfed.core.state import State, Vectors
+from flatfed.core.tree import Tree, first_leaf, map_tree, sample_bytes, stacked
 from flatfed.data.federation import Federation
-from flatfed.data.pool import ClientData, stacked_batches
-from flatfed.data.samples import Samples
-from flatfed.data.transform import Transform
-from flatfed.engines.metrics import Measured, is_streaming, named_errors, one_number
-from flatfed.engines.oracles import UNEXPECTED_DRAWS, MatrixGradients, MatrixOracle, ModuleOracle
+from flatfed.data.pool import ClientData, all_labelled, stacked_batches
+from flatfed.engines.devices import set_products
+from flatfed.engines.evaluator import Evaluator
+from flatfed.engines.oracles import (
+    UNEXPECTED_DRAWS,
+    MatrixGradients,
+    MatrixOracle,
+    ModuleOracle,
+    SplitOracle,
+)
 from flatfed.engines.planning import Plan
-from flatfed.engines.precision import computing_in, forbid_tf32, widened
+from flatfed.engines.private import PrivateEntries
 from flatfed.engines.sums import CohortSums, rows_of
-from flatfed.engines.trial import check_finite_inputs, check_some_targets, protect_inputs
+from flatfed.engines.trial import check_finite_inputs, check_some_targets
 
 FULL_GRADIENT_SLICE = 512
 STAGED_BYTES = 8 * 2**20
@@ -51,13 +60,6 @@ class TrainedClient(NamedTuple):
     gradient_evaluations: int
 
 
-class Snapshot(NamedTuple):
-    """A model at some moment: its flat vector and its buffers."""
-
-    model: Tensor
-    buffers: State
-
-
 def _supervised(members: Sequence[int], round_number: int, work: Callable[[], Result]) -> Result:
     """Whatever a user's model raises in training becomes one line that says where.
 
@@ -75,10 +77,11 @@ def _supervised(members: Sequence[int], round_number: int, work: Callable[[], Re
     except FlatfedError:
         raise
     except Exception as error:
-        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        if memory_ran_out(error):
+            alone = "" if len(members) == 1 else " or path = 'client'"
             raise FlatfedError(
                 f"round {round_number + 1}: memory ran out with the data of {clients} "
-                f"({first_line(error)}); use fewer workers or a smaller batch_size"
+                f"({first_line(error)}); use fewer workers or a smaller batch_size{alone}"
             ) from error
         raise FlatfedError(
             f"round {round_number + 1}: the model cannot be trained on the data of {clients}: "
@@ -89,75 +92,21 @@ def _supervised(members: Sequence[int], round_number: int, work: Callable[[], Re
     return result
 
 
-class Evaluator:
-    """A private copy of the model, ready to be evaluated."""
-
-    def __init__(self, plan: Plan, model: nn.Module, transform: Transform) -> None:
-        self.plan, self.transform = plan, transform
-        forbid_tf32(plan.device)
-        self.bound = BoundModel(model, plan.layout, plan.device)
-        means = {name: metric for name, metric in plan.metrics.items() if not is_streaming(metric)}
-        functions: dict[str, Any] = {"loss": plan.loss, **means}
-        self._means = {name: (function, ignored_label(function)) for name, function in functions.items()}
-        if plan.edits_inputs:
-            protect_inputs(self.bound.module)
-
-    def evaluate(self, snapshot: Snapshot, samples: Samples) -> Measured:
-        """What a model's loss and metrics are on some stored samples, in evaluation mode."""
-        # Copies: the model, the transform or a metric may edit them in place.
-        inputs, targets = map_tree(lambda tensor: tensor.to(self.plan.device, copy=True), samples)
-        precision = self.plan.training.precision
-        self.bound.bind(snapshot.model)
-        load_buffers(self.bound.module, snapshot.buffers)
-        self.bound.module.eval()
-        sums, weights, kept = [], [], Measured(torch.empty(0), torch.empty(0))
-        with torch.no_grad(), random.routed(self.plan.evaluation_generator()):
-            with named_errors("model", inputs):
-                seen = self.transform.evaluate(inputs)
-                with computing_in(precision, self.plan.device):
-                    raw = call(self.bound.module, seen)
-            outputs = widened(precision, raw)
-            if any(map(is_streaming, self.plan.metrics.values())):
-                kept = kept._replace(outputs=_set_aside(outputs), targets=_set_aside(targets))
-            for name, (function, ignored) in self._means.items():
-                with named_errors(name, inputs):
-                    weight = _weight(targets, ignored)
-                    if name == "loss":
-                        with computing_in(precision, self.plan.device):
-                            value = judged(function, raw, targets)
-                    else:
-                        value = judged(function, outputs, targets)
-                    number = one_number(name, value)
-                    sums.append(number * weight if weight else torch.zeros_like(number))
-                    weights.append(weight)
-        return kept._replace(sums=torch.stack(sums), weights=torch.tensor(weights, dtype=torch.float64))
-
-
-def _set_aside(tree: Tree) -> Tree:
-    """Tensors that nobody else will edit."""
-    return map_tree(lambda leaf: leaf.detach().cpu().clone() if isinstance(leaf, Tensor) else leaf, tree)
-
-
-def _weight(targets: Tree, ignored: int | None) -> float:
-    """How much a batch weighs in a mean: its samples, or the share of them whose targets are not left out."""
-    samples = len(first_leaf(targets))
-    if ignored is None or not isinstance(targets, Tensor) or targets.is_floating_point():
-        return float(samples)
-    return float((targets != ignored).sum()) * samples / max(1, targets.numel())
-
-
 class Worker(Evaluator):
     """One model and the data, ready to train clients."""
 
     def __init__(self, plan: Plan, model: nn.Module, federation: Federation) -> None:
         super().__init__(plan, model, federation.transform)
         self.federation = federation
-        self.matrix = MatrixGradients(self.bound.module, plan.layout, plan.loss, plan.training.precision)
+        self.matrix = MatrixGradients(
+            self.bound.module, self.bound.layout, plan.loss, plan.training.precision
+        )
 
     def train(
         self, members: Sequence[int], broadcast: Broadcast, states: Sequence[State], round_number: int
     ) -> tuple[CohortSums, list[dict[str, Tensor]]]:
         """The sums of a chunk's rounds and its clients' new vectors; the client path takes one at a time."""
+        set_products(self.plan.training.precision, self.plan.device)
         if self.plan.path == "matrix":
             return _supervised(
                 members, round_number, lambda: self._train_matrix(members, broadcast, states, round_number)
@@ -189,6 +138,7 @@ class Worker(Evaluator):
         self, client: int, broadcast: Broadcast, state: State, round_number: int
     ) -> TrainedClient:
         """One client's round, in place."""
+        set_products(self.plan.training.precision, self.plan.device)
         return _supervised(
             [client], round_number, lambda: self._train_client(client, broadcast, state, round_number)
         )
@@ -197,7 +147,7 @@ class Worker(Evaluator):
         self,
         received: State,
         state: State,
-        steps: int,
+        rates: Sequence[float],
         round_number: int,
         full_gradient: Callable[[], Tensor],
         point: Tensor,
@@ -206,7 +156,7 @@ class Worker(Evaluator):
             round=round_number,
             received=received,
             client=state,
-            rates=self.plan.algorithm.schedule.rates(self.plan.training.rate(round_number), steps),
+            rates=rates,
             layout=self.plan.layout,
             input_shape=self.plan.dimensions.input_shape,
             # Parts that want the full gradient share one pass.
@@ -220,16 +170,16 @@ class Worker(Evaluator):
     ) -> TrainedClient:
         received, buffers = broadcast
         plan, bound, model = self.plan, self.bound, received["model"]
-        load_buffers(bound.module, buffers)
-        bound.module.train()
+        self._load_buffers(buffers, state)
+        bound.train()
         data = self.federation.client(client)
-        positions = batches(plan.training, len(data), round_number, client)
+        positions = self._positions(len(data), round_number, client)
         data, ready = self._staged(data, sum(len(chosen) for chosen in positions))
         losses: list[Tensor] = []
         evaluations = self._full_passes(len(data))
 
         def oracle(chosen: Tensor, purpose: str, step: int) -> ModuleOracle:
-            inputs, targets = data.batch(chosen.to(plan.device))
+            inputs, targets = data.batch(chosen)
             if not ready and purpose == "step":
                 inputs = self._augmented(inputs, round_number, client, step)
             elif not ready:
@@ -240,26 +190,38 @@ class Worker(Evaluator):
             moves_buffers, precision = purpose == "step", plan.training.precision
             return ModuleOracle(bound, plan.loss, (inputs, targets), key, moves_buffers, precision)
 
-        def oracles() -> Iterator[ModuleOracle]:
+        rates, private = self._private_entries(state, len(positions), round_number)
+
+        def oracles() -> Iterator[Oracle]:
             nonlocal evaluations
             for step, chosen in enumerate(positions):
                 current = oracle(chosen, "step", step)
-                yield current
+                yield from (current,) if private is None else private.beside(current, step, model)
                 # Not the oracle, whose batch the next one's can now overwrite.
                 losses.append(current.loss)
                 evaluations += current.evaluations
 
         def full_gradient() -> Tensor:
-            return _full_gradient(model, len(data), lambda step, chosen: oracle(chosen, "full", step))
+            def beside_private(step: int, chosen: Tensor) -> Oracle:
+                current = oracle(chosen, "full", step)
+                return current if private is None else SplitOracle(current, private.start)
+
+            return _full_gradient(model, len(data), beside_private)
 
         point = model.clone()
-        context = self._context(received, state, len(positions), round_number, full_gradient, point)
+        context = self._context(received, state, rates, round_number, full_gradient, point)
         result = client_round(plan.algorithm, context, oracles(), plan.training, point)
         loss = float(torch.stack(losses).mean())
         if not math.isfinite(loss):
             self._check_batches([client], round_number)
+        kept = self._kept(private, [client], round_number)
+        if PRIVATE_BUFFERS in state:
+            before = plan.division.unpacked(state[PRIVATE_BUFFERS])
+            if (name := no_longer_finite(before, bound.buffers)) is not None:
+                raise self._diverged(f"the buffer {name!r}", [client], round_number)
+            kept[PRIVATE_BUFFERS] = plan.division.packed(bound.buffers)
         return TrainedClient(
-            result=result,
+            result=result._replace(client=result.client | kept),
             buffers=buffer_change(buffers, bound.buffers),
             samples=len(data),
             total_rate=context.total_rate,
@@ -271,21 +233,23 @@ class Worker(Evaluator):
         self, members: Sequence[int], broadcast: Broadcast, states: Sequence[State], round_number: int
     ) -> tuple[CohortSums, list[dict[str, Tensor]]]:
         received, buffers = broadcast
-        plan, model = self.plan, received["model"]
-        load_buffers(self.bound.module, buffers)
-        self.bound.module.train()
+        plan = self.plan
+        received_models = received["model"].expand(len(members), -1)  # [C, P]
+        self._load_buffers(buffers, {})
+        self.bound.train()
         data = [self.federation.client(client) for client in members]
-        sizes = map(len, data)
         positions = [
-            batches(plan.training, size, round_number, client)
-            for size, client in zip(sizes, members, strict=True)
+            self._positions(len(own), round_number, client) for own, client in zip(data, members, strict=True)
         ]
+        labelled = self._labelled(data)
         losses: list[Tensor] = []
         evaluations = 0
+        stacked_state = {name: torch.stack([state[name] for state in states]) for name in states[0]}
+        rates, private = self._private_entries(stacked_state, len(positions[0]), round_number)
 
-        def oracles() -> Iterator[MatrixOracle]:
+        def oracles() -> Iterator[Oracle]:
             nonlocal evaluations
-            for step, (stored, targets) in enumerate(self._stacked(data, positions)):
+            for step, (stored, targets) in enumerate(stacked_batches(data, positions)):
                 if self.transform.draws:
                     inputs = stacked(
                         [
@@ -295,34 +259,35 @@ class Worker(Evaluator):
                     )
                 else:
                     inputs = self._evaluated(stored)
-                current = MatrixOracle(self.matrix, inputs, targets)
-                yield current
+                current = MatrixOracle(self.matrix, inputs, targets, labelled)
+                yield from (current,) if private is None else private.beside(current, step, received_models)
                 losses.append(current.loss)
                 evaluations += current.evaluations
 
-        def full_gradient_of(owners: Sequence[ClientData]) -> Tensor:
-            def oracle(_: int, chosen: Tensor) -> MatrixOracle:
-                ((inputs, targets),) = self._stacked(owners, [[chosen]] * len(owners))
-                return MatrixOracle(self.matrix, self._evaluated(inputs), targets)
+        def full_gradient_of(places: Sequence[int]) -> Tensor:
+            owners = [data[place] for place in places]
 
-            return _full_gradient(model.expand(len(owners), -1), len(owners[0]), oracle)
+            def oracle(_: int, chosen: Tensor) -> Oracle:
+                ((inputs, targets),) = stacked_batches(owners, [[chosen]] * len(owners))
+                current = MatrixOracle(self.matrix, self._evaluated(inputs), targets, labelled)
+                return current if private is None else SplitOracle(current, private.start[span])
 
-        point = model.expand(len(members), -1).clone()  # [C, P]
-        stacked_state = {name: torch.stack([state[name] for state in states]) for name in states[0]}
-        context = self._context(
-            received,
-            stacked_state,
-            len(positions[0]),
-            round_number,
+            span = slice(places[0], places[-1] + 1)
+
+            return _full_gradient(received_models[: len(owners)], len(owners[0]), oracle)
+
+        def full_gradient() -> Tensor:
             # Neighbours together where they have the same number of samples.
-            lambda: torch.cat([full_gradient_of(list(same)) for _, same in itertools.groupby(data, len)]),
-            point,
-        )
+            alike = itertools.groupby(range(len(data)), lambda place: len(data[place]))
+            return torch.cat([full_gradient_of(list(places)) for _, places in alike])
+
+        point = received_models.clone()
+        context = self._context(received, stacked_state, rates, round_number, full_gradient, point)
         result = client_round(plan.algorithm, context, oracles(), plan.training, point)
         seen, memories, bytes_up = self._encoded(result.upload, states, round_number, members)
         uploads = reduced_uploads(plan.algorithm, seen)
         by_samples = plan.training.weighting == "samples"
-        weights = model.new_tensor([plan.weight(len(own)) for own in data])  # [C]
+        weights = point.new_tensor([plan.weight(len(own)) for own in data])  # [C]
 
         def summed(rows: Tensor) -> Tensor:
             return (weights[:, None] * rows if by_samples else rows).sum(0)
@@ -331,6 +296,7 @@ class Worker(Evaluator):
         loss = float((weights * torch.stack(losses).mean(0)).sum())  # of [K, C]
         if not math.isfinite(loss):
             self._check_batches(members, round_number)
+        client = result.client | self._kept(private, members, round_number)
         sums = CohortSums(
             weight=float(weights.sum()),
             clients=len(members),
@@ -347,10 +313,36 @@ class Worker(Evaluator):
         )
         # A vector without a client axis is the same for all clients.
         new_states = [
-            {key: value[index] if value.dim() > 1 else value for key, value in result.client.items()} | memory
+            {key: value[index] if value.dim() > 1 else value for key, value in client.items()} | memory
             for index, memory in enumerate(memories)
         ]
         return sums, new_states
+
+    def _private_entries(
+        self, state: State, steps: int, round_number: int
+    ) -> tuple[list[float], PrivateEntries | None]:
+        """The step sizes of the shared entries, and the private entries with theirs, if there are any."""
+        plan = self.plan
+        rates = plan.algorithm.schedule.rates(plan.training.rate(round_number), steps)
+        if not plan.division.private.entries:
+            return rates, None
+        private, shared = divided_rates(plan.training, rates)
+        return shared, PrivateEntries(plan, state, private, round_number)
+
+    def _kept(self, private: PrivateEntries | None, members: Sequence[int], round_number: int) -> Vectors:
+        """What clients keep of their private entries, if there are any."""
+        if private is None:
+            return {}
+        if not private.finite:
+            raise self._diverged("the private part", members, round_number)
+        return private.finished()
+
+    def _diverged(self, what: str, members: Sequence[int], round_number: int) -> DivergedError:
+        clients = f"client {members[0]}" if len(members) == 1 else f"one of clients {list(members)}"
+        return DivergedError(
+            f"round {round_number + 1}: {what} of {clients} is no longer finite; lower lr (now "
+            f"{self.plan.training.lr:g}) or set clip (now {self.plan.training.clip})"
+        )
 
     def _encoded(
         self, upload: State, states: Sequence[State], round_number: int, members: Sequence[int]
@@ -398,11 +390,23 @@ class Worker(Evaluator):
             seen = map_tree(_channels_last, seen)
         return ClientData(seen, targets), True
 
-    def _stacked(
-        self, owners: Sequence[ClientData], positions: Sequence[Sequence[Tensor]]
-    ) -> Iterator[Samples]:
-        here = [[chosen.to(self.plan.device) for chosen in own] for own in positions]
-        return stacked_batches(owners, here)
+    def _positions(self, samples: int, round_number: int, client: int) -> list[Tensor]:
+        """Those of a client's samples in every step; to an accelerator they travel together."""
+        positions, device = batches(self.plan.training, samples, round_number, client), self.plan.device
+        if device.type == "cpu":
+            return positions
+        if self.plan.training.batch_size is None:
+            return [positions[0].to(device)] * len(positions)
+        return list(torch.cat(positions).to(device).split([len(chosen) for chosen in positions]))
+
+    def _labelled(self, owners: Sequence[ClientData]) -> bool | None:
+        """Whether no target of theirs is left out, where closed forms need to know before the steps.
+
+        On the CPU each step looks at its own batch; it would have to wait for an accelerator.
+        """
+        if self.plan.device.type == "cpu" or self.matrix.layers is None:
+            return None
+        return isinstance(owners[0].targets, Tensor) and all_labelled(owners)
 
     def _evaluated(self, inputs: Tree) -> Tree:
         """Stored inputs [C, B, …] as the model sees them, without augmentation."""
@@ -438,7 +442,8 @@ def _full_gradient(
     """The gradient of the mean loss over all of a client's samples, in slices."""
     total = torch.zeros_like(point)
     # Even slices: a last one of a single sample would break batch normalisation.
-    slices = torch.arange(samples).tensor_split(-(-samples // FULL_GRADIENT_SLICE))
+    positions = torch.arange(samples, device=point.device)
+    slices = positions.tensor_split(-(-samples // FULL_GRADIENT_SLICE))
     for number, chosen in enumerate(slices):
         total += oracle(number, chosen)(point) * (len(chosen) / samples)
     return total

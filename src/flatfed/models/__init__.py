@@ -10,7 +10,7 @@ import pkgutil
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, TypeVar, cast
 
-from pydantic import Field, ValidationError, validate_call
+from pydantic import ConfigDict, Field, ValidationError, validate_call
 from torch import nn
 
 from flatfed.core.errors import FlatfedError, first_line, one_line
@@ -23,18 +23,22 @@ ModelFunction = TypeVar("ModelFunction", bound=Callable[..., nn.Module])
 
 
 def register(build: ModelFunction) -> ModelFunction:
-    """List a function of (input_shape, classes, options…) in `MODELS` under its own name.
-
-    What it is called with is checked against its annotations.
-    """
+    """List a function of (input_shape, classes, options…) in `MODELS` under its own name."""
     if build.__name__ in MODELS:
         raise ValueError(f"model {build.__name__!r} is already registered; choose another name")
-    signature, checked = inspect.signature(build), validate_call(build)
+    MODELS[build.__name__] = checked(build)
+    return cast(ModelFunction, MODELS[build.__name__])
+
+
+def checked(build: ModelFunction) -> ModelFunction:
+    """What a function that makes a model is called with is checked against its annotations."""
+    signature = inspect.signature(build)
+    validated = validate_call(config=ConfigDict(arbitrary_types_allowed=True))(build)
 
     @functools.wraps(build)
     def construct(*positional: Any, **named: Any) -> nn.Module:
         try:
-            return checked(**{**signature.bind_partial(*positional).arguments, **named})
+            return validated(**{**signature.bind_partial(*positional).arguments, **named})
         except ValidationError as error:
             raise FlatfedError(one_line(error, signature.parameters)) from None
         except FlatfedError:
@@ -42,7 +46,6 @@ def register(build: ModelFunction) -> ModelFunction:
         except (RuntimeError, TypeError, ValueError) as error:  # what torch says to sizes that it cannot have
             raise FlatfedError(f"the model cannot be built: {first_line(error)}") from None
 
-    MODELS[build.__name__] = construct
     return cast(ModelFunction, construct)
 
 

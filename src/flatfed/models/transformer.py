@@ -1,4 +1,4 @@
-"""Vision transformers, through the optional package `transformers`."""
+"""Transformers, through the optional package of that name."""
 
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +14,8 @@ from flatfed.core.errors import FlatfedError, did_you_mean
 from flatfed.models import image_shape, register
 
 Fields = Mapping[str, Any] | None
+HUB = "hub:"
+_IMAGES = "AutoModelForImageClassification"
 _SWIN_DEPTHS = [2, 2, 18, 2]
 # torch's fused attention has no batching rule and no second derivative; plain attention has both, and with a
 # few hundred patches it is hardly slower.
@@ -27,9 +29,9 @@ def vit_base(
     """ViT-Base with 16×16 patches of 224×224 images; the FedSWA and FedNSAM papers fine-tune it.
 
     85,806,346 parameters with 10 classes, 85,875,556 with 100. Images of another size are resized.
-    `pretrained` is a folder with `config.json` and the weights; a last layer for other classes is replaced.
-    Without it the weights are random. `config` replaces fields of transformers' ViTConfig, for instance
-    `{"num_hidden_layers": 2}`.
+    `pretrained` is a folder with `config.json` and the weights, or a model of the Hub as "hub:OWNER/NAME"; a
+    last layer for other classes is replaced. Without it the weights are random. `config` replaces fields of
+    transformers' ViTConfig, for instance `{"num_hidden_layers": 2}`.
     """
     shape = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
     return _classifier("vit", shape, input_shape, classes, pretrained, config)
@@ -61,6 +63,31 @@ def swin_base(
     return _classifier("swin", shape, input_shape, classes, pretrained, config)
 
 
+@register
+def auto(
+    input_shape: Sequence[int], classes: int, pretrained: str = "", random_weights: bool = False
+) -> nn.Module:
+    """Any classifier of images [channels, height, width] or of sequences [length] that transformers knows.
+
+    `pretrained` as in `vit_base`; the network is what the `config.json` there says. `random_weights` takes
+    that alone. Images of another size than the config's, if it has one, are resized.
+    """
+    if not pretrained:
+        raise FlatfedError("pretrained: missing; give a folder with config.json, or hub:OWNER/NAME")
+    transformers, images = _transformers(), len(input_shape) == 3
+    kind = _IMAGES if images else "AutoModelForSequenceClassification"
+    given = {"num_labels": classes, **({"num_channels": input_shape[0]} if images else {})}
+    with _one_line_errors(f"pretrained = {pretrained!r}"):
+        config = _stored_config(transformers, pretrained, given, {})
+        if random_weights:
+            network = getattr(transformers, kind).from_config(config, **_LOADING)
+        else:
+            network = _stored(transformers, kind, pretrained, config)
+    if not images:
+        return network
+    return ImageClassifier(network, _sides(getattr(config, "image_size", None) or input_shape[-2:]))
+
+
 class ImageClassifier(nn.Module):
     """A network of transformers that takes images of any size and returns the logits alone."""
 
@@ -83,10 +110,7 @@ def _classifier(
     overrides: Fields,
 ) -> nn.Module:
     channels, *_ = image_shape(input_shape)
-    try:
-        transformers = importlib.import_module("transformers")
-    except ImportError:
-        raise FlatfedError("transformers: not installed; pip install 'flatfed[transformers]'") from None
+    transformers = _transformers()
     kinds = {"vit": transformers.ViTConfig, "swin": transformers.SwinConfig}
     general = transformers.PretrainedConfig().to_dict()
     known = set(kinds[kind]().to_dict()) - {*general, "num_channels"}  # The channels are the inputs'.
@@ -95,63 +119,90 @@ def _classifier(
         if name not in known:
             raise FlatfedError(f"config.{name}: unknown; {did_you_mean(str(name), known)}")
     given = {**shape, **overrides, "num_labels": classes, "num_channels": channels}
-    try:
+    with _one_line_errors("config" if pretrained is None else f"pretrained = {pretrained!r}"):
         if pretrained is None:
             config = kinds[kind](**given)
             network = transformers.AutoModelForImageClassification.from_config(config, **_LOADING)
         else:
-            with _quiet(transformers):
-                pretrained = str(Path(pretrained).expanduser())
-                config, network = _stored(transformers, pretrained, kind, shape, given)
+            expected = {"model_type": kind} | {name: given[name] for name in (*shape, "num_channels")}
+            config = _stored_config(transformers, pretrained, given, expected)
+            network = _stored(transformers, _IMAGES, pretrained, config)
+    return ImageClassifier(network, _sides(config.image_size))
+
+
+def _transformers() -> Any:
+    try:
+        return importlib.import_module("transformers")
+    except ImportError:
+        raise FlatfedError("transformers: not installed; pip install 'flatfed[transformers]'") from None
+
+
+def _sides(size: Any) -> tuple[int, int]:
+    height, width = size if isinstance(size, Sequence) else (size, size)
+    return height, width
+
+
+@contextmanager
+def _one_line_errors(where: str) -> Iterator[None]:
+    try:
+        yield
     except FlatfedError:
         raise
     except Exception as error:  # What transformers raises for a bad field is not documented.
         reason = " ".join(str(error).split()) or type(error).__name__
-        where = "config" if pretrained is None else f"pretrained = {pretrained!r}"
         raise FlatfedError(f"{where}: cannot build the model: {reason}") from error
-    side = config.image_size
-    return ImageClassifier(network, tuple(side) if isinstance(side, list | tuple) else (side, side))
 
 
-def _stored(
-    transformers: Any, folder: str, kind: str, shape: Mapping[str, Any], given: Mapping[str, Any]
-) -> tuple[Any, nn.Module]:
-    """The folder's config with the given fields, and its weights, the last layer new if need be.
-
-    The config of another model, and any other weight that is missing, is an error.
-    """
-    if not (Path(folder) / "config.json").is_file():
+def _place(pretrained: str) -> dict[str, Any]:
+    """Where transformers should look: in a folder of this machine, or on the Hub if that is said."""
+    if pretrained.startswith(HUB):
+        return {"pretrained_model_name_or_path": pretrained.removeprefix(HUB)}
+    folder = Path(pretrained).expanduser()
+    if not (folder / "config.json").is_file():
         raise FlatfedError(
-            f"pretrained = {folder!r}: not a folder with config.json; download the model and give its folder"
+            f"pretrained = {pretrained!r}: not a folder with config.json; download the model and give its "
+            f"folder, or give its name on the Hub as {HUB}OWNER/NAME"
         )
-    stored = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-    expected = {"model_type": kind} | {name: given[name] for name in (*shape, "num_channels")}
+    return {"pretrained_model_name_or_path": str(folder), "local_files_only": True}
+
+
+def _stored_config(
+    transformers: Any, pretrained: str, given: Mapping[str, Any], expected: Mapping[str, Any]
+) -> Any:
+    """The stored config with the given fields; that of another model is an error."""
+    place = _place(pretrained)
+    stored = transformers.AutoConfig.from_pretrained(**place)
     for name, value in expected.items():
         stored_value = getattr(stored, name)
         if stored_value != value:
             raise FlatfedError(
-                f"pretrained = {folder!r}: its {name} is {stored_value}, not {value}; give the folder of "
+                f"pretrained = {pretrained!r}: its {name} is {stored_value}, not {value}; give the folder of "
                 "this model for such inputs"
             )
-    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, **given)
-    network, loading = transformers.AutoModelForImageClassification.from_pretrained(
-        folder,
-        config=config,
-        local_files_only=True,
-        **_LOADING,
-        ignore_mismatched_sizes=True,
-        output_loading_info=True,
-    )
+    return transformers.AutoConfig.from_pretrained(**place, **given)
+
+
+def _stored(transformers: Any, kind: str, pretrained: str, config: Any) -> nn.Module:
+    """The stored weights, with a new last layer if need be; any other weight that is missing is an error."""
+    with _quiet(transformers):
+        network, loading = getattr(transformers, kind).from_pretrained(
+            **_place(pretrained),
+            config=config,
+            **_LOADING,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
     mismatched = {item if isinstance(item, str) else item[0] for item in loading["mismatched_keys"]}
-    absent = sorted(
-        name for name in {*loading["missing_keys"], *mismatched} if not name.startswith("classifier.")
-    )
+    body = f"{network.base_model_prefix}."
+    absent = sorted(name for name in {*loading["missing_keys"], *mismatched} if name.startswith(body))
+    # What encoders were trained with by guessing words have none.
+    absent = [name for name in absent if not name.startswith(f"{body}pooler.")]
     if absent:
         raise FlatfedError(
-            f"pretrained = {folder!r}: {len(absent)} weights are missing or of another shape, for instance "
-            f"{absent[0]}; give the folder of this model and leave its shape in config alone"
+            f"pretrained = {pretrained!r}: {len(absent)} weights are missing or of another shape, for "
+            f"instance {absent[0]}; give the folder of this model and leave its shape in config alone"
         )
-    return config, network
+    return network
 
 
 @contextmanager

@@ -2,12 +2,13 @@
 
 Each paper is one TOML file: its numbers as printed (accuracies in percent), its names for data sets, models,
 partitions and methods with what they are here, its settings and where they come from, and what our own
-tuning found. Tables are named paper/table, for instance fedsagd/table2. Figures are listed for the
-accuracies in their captions; those that show something else say what ("diagnostic"). `small.toml` says how
-`--scale small` shrinks a run. `schema` describes the files, `presets` turns cells into configs, `sources`
-says where their settings come from, `reproduce` runs them, `coverage` lists what there is of each paper.
+tuning found. Tables and figures are named paper/table, for instance fedsagd/table2 or fedswa/figure5; figures
+have panels, which say what is drawn of which runs. `scales/` says how `--scale` shrinks a run. `schema`
+describes the files, `presets` turns cells into configs, `scaling` shrinks them, `sources` says where their
+settings come from, `reproduce` runs them, `results` puts numbers into tables, `measuring` and `drawing` make
+figures, `theorems` computes their tables of bounds, `coverage` lists what there is of each paper.
 """
 
-from flatfed.papers.schema import papers, tables
+from flatfed.papers.schema import bounds, papers, tables
 
-__all__ = ["papers", "tables"]
+__all__ = ["bounds", "papers", "tables"]

@@ -27,15 +27,14 @@ def coverage() -> list[Covered]:
 
 
 def _of_paper(paper_name: str, paper: Paper) -> Iterator[Covered]:
-    for name in sorted(paper.tables.keys() | paper.exhibits.keys(), key=_place):
-        table = paper.tables.get(name)
+    for name in sorted(paper.tables.keys() | paper.bounds.keys() | paper.exhibits.keys(), key=_place):
+        table = paper.tables.get(name) or paper.bounds.get(name)
         exhibit = paper.exhibits.get(name, Exhibit(status="tried out"))
-        runs = table is not None and table.diagnostic is None
         yield Covered(
             paper=paper_name,
             name=name,
             shows=exhibit.shows or (table.title if table is not None else ""),
-            command=exhibit.command or (f"flatfed reproduce {paper_name}/{name}" if runs else ""),
+            command=f"flatfed reproduce {paper_name}/{name}" if table is not None else "",
             status=exhibit.status,
             results=tuple(exhibit.results),
         )

@@ -4,15 +4,11 @@ A config is put together from the paper's data file: its defaults, then what its
 method and the swept value stand for. What comes later wins.
 """
 
-import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flatfed.algorithms import build
-from flatfed.core.errors import FlatfedError, check_choice
-from flatfed.core.files import read_toml
-from flatfed.core.part import ServerTask
+from flatfed.core.errors import check_choice
 from flatfed.core.settings import ALTERNATIVES
 from flatfed.papers import schema
 from flatfed.papers.schema import Block, Paper, Values, merged, papers, tables
@@ -21,7 +17,12 @@ from flatfed.papers.sources import names_set, resolved, settings
 TUNED = "flatfed tune"
 # What a title says of runs that are not those of the paper.
 SIZES = (
+    "data.dataset",
+    "model.name",
+    "model.width",
+    "model.hidden",
     "data.clients",
+    "data.options.subset",
     "training.participation",
     "training.participants",
     "training.rounds",
@@ -61,7 +62,10 @@ class PaperCell:
 
     @property
     def label(self) -> str:
-        return self.method if self.swept is None else f"{self.method}, {self.sweep} = {self.swept}"
+        if self.swept is None:
+            return self.method
+        value = f"{self.swept:g}" if isinstance(self.swept, float) else self.swept
+        return f"{self.method}, {self.sweep} = {value}"
 
     @property
     def origin(self) -> str:
@@ -82,7 +86,7 @@ class PaperCell:
         """Sizes of the run, such as rounds = 2, that are not the paper's."""
         values = settings(self.config)
         own = [name for name in SIZES if name in values and self.sources[name].startswith("--")]
-        return [f"{name.partition('.')[2]} = {values[name]}" for name in own]
+        return [f"{name.removesuffix('.name').rpartition('.')[2]} = {values[name]}" for name in own]
 
     def changed(self, config: Values, source: str, names: Iterable[str] = ()) -> "PaperCell":
         """With another config; `source` is that of the settings that differ, and of those named."""
@@ -118,8 +122,6 @@ def cells(name: str) -> list[PaperCell]:
     """All cells of a table, in its order."""
     check_choice("table", name, tables())
     table, paper = tables()[name], papers()[name.partition("/")[0]]
-    if table.diagnostic is not None:
-        raise FlatfedError(f"{name}: not accuracies but {table.diagnostic}; there is nothing to run")
     return [
         cell
         for index, block in enumerate(table.blocks)
@@ -135,7 +137,7 @@ def _cells(
     row: Mapping[Any, Any] = block.results.get(method, {})
     for position, swept in enumerate(block.values or [None]):
         parts = list(_parts(paper, block, method, swept))
-        config = _config(*parts)
+        config = combined(*parts)
         config.pop("sources", None)
         at_value = {key: value[position] if isinstance(value, list) else value for key, value in row.items()}
         yield PaperCell(
@@ -169,10 +171,11 @@ def _parts(paper: Paper, block: Block, method: str, swept: Any) -> Iterator[Mapp
     yield block.methods.get(method, {})
     if block.sweep is not None:
         point = paper.sweeps[block.sweep][str(swept)]
-        yield merged({"sources": dict.fromkeys(names_set(point), "paper")}, point)
+        source = paper.sweep_sources.get(block.sweep, "paper")
+        yield merged({"sources": dict.fromkeys(names_set(point), source)}, point)
 
 
-def _config(*parts: Mapping[Any, Any]) -> Values:
+def combined(*parts: Mapping[Any, Any]) -> Values:
     """Parts of a config on top of each other; a setting takes the place of its opposite."""
     config: Values = {"training": {}}
     for part in parts:
@@ -184,7 +187,7 @@ def _config(*parts: Mapping[Any, Any]) -> Values:
 
 def _title(paper: Paper, block: Block) -> str:
     """The setting in words, without what is swept."""
-    config = _config(paper.defaults, paper.datasets[block.dataset], block.config)
+    config = combined(paper.defaults, paper.datasets[block.dataset], block.config)
     swept = paper.sweeps[block.sweep][str(block.values[0])] if block.sweep else {}
     share, clients = config["training"].get("participation"), None
     if share is not None and "participation" not in swept.get("training", {}):
@@ -200,43 +203,5 @@ def with_tuning(name: str, cell: PaperCell) -> PaperCell:
         applies = table in tuning.tables and cell.dataset == tuning.dataset and tuning.part in cell.title
         if applies and cell.method in tuning.best:
             best = tuning.best[cell.method]
-            return cell.changed(_config(cell.config, best), f"{TUNED}: {tuning.origin}", names_set(best))
+            return cell.changed(combined(cell.config, best), f"{TUNED}: {tuning.origin}", names_set(best))
     return cell
-
-
-def _alternative(name: str) -> str:
-    section, _, option = name.partition(".")
-    return f"{section}.{OPPOSITES.get(option, option)}"
-
-
-@functools.cache
-def _small_scale() -> Values:
-    return read_toml(schema.SMALL)
-
-
-def small(cell: PaperCell) -> PaperCell:
-    """The same cell cut down so that it runs in seconds on a few samples, but for what its table sweeps."""
-    scale, config = _small_scale(), cell.config
-    data = config["data"]
-    changes = {
-        "data": {
-            **{key: value for key, value in scale["data"].items() if key in data},
-            "options": scale["datasets"].get(data["dataset"], {}),
-        },
-        "partition": scale["partitions"].get(config["partition"]["name"], {}),
-        "model": scale["models"].get(config["model"]["name"], {}),
-        "algorithm": scale["algorithms"].get(config["algorithm"].get("name"), {}),
-        "training": scale["training"],
-    }
-    # Nor must the alternative of what is swept take its place.
-    swept = {alternative for name in cell.swept_settings for alternative in (name, _alternative(name))}
-    changes = {
-        section: {name: value for name, value in values.items() if f"{section}.{name}" not in swept}
-        for section, values in changes.items()
-    }
-    config = _config(config, changes)
-    # What the server does by itself must come to act.
-    parts = build(config["algorithm"]).parts
-    acting = [part.first_round for part in parts if isinstance(part, ServerTask)]
-    rounds = max(config["training"]["rounds"], *acting, 0)
-    return cell.changed(_config(config, {"training": {"rounds": rounds}}), "--scale small")

@@ -2,21 +2,21 @@
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from timeit import repeat
 
-import torch
-import torch.nn.functional as F
-
+from flatfed.core.algorithm import Algorithm
 from flatfed.core.errors import FlatfedError, FlatfedWarning, did_you_mean
 from flatfed.core.part import SLOTS
-from flatfed.core.sampling import batches, local_steps
+from flatfed.core.sampling import local_steps
+from flatfed.diagnostics.figures import Result
 from flatfed.diagnostics.folder import diagnose
-from flatfed.engines.threads import available_cores, single_threaded
-from flatfed.papers.presets import TUNED, PaperCell, cells, small, with_tuning
-from flatfed.papers.schema import Column
+from flatfed.diagnostics.subject import Tick, silent
+from flatfed.papers.presets import TUNED, PaperCell, cells, with_tuning
+from flatfed.papers.scaling import scaled
+from flatfed.papers.schema import Column, Values, tables
+from flatfed.runs.budget import Pace
 from flatfed.runs.compare import is_complete, run_folder
 from flatfed.runs.files import RunFolderError
 from flatfed.runs.folder import RunFolder
@@ -56,8 +56,7 @@ def chosen_cells(
         chosen = [with_tuning(name, cell) for cell in chosen]
         if not any(cell.origin.startswith(TUNED) for cell in chosen):
             raise FlatfedError(f"tuned: no tuning is on record for these cells of {name}; leave --tuned out")
-    if scale == "small":
-        chosen = [small(cell) for cell in chosen]
+    chosen = [scaled(cell, scale, tables()[name]) for cell in chosen]
     if rounds is not None:
         changed = [with_assignments(cell.config, [f"training.rounds={rounds}"]) for cell in chosen]
         chosen = [cell.changed(config, "--rounds") for cell, config in zip(chosen, changed, strict=True)]
@@ -120,8 +119,8 @@ class RemainingWork:
 
 
 def remaining_work(chosen: Sequence[PaperCell], seeds: Sequence[int], root: Path) -> RemainingWork:
-    """Counts the missing runs and times one gradient of each kind of model to estimate how long they take."""
-    measured: dict[str, float] = {}
+    """Counts the missing runs and times a round of each kind of model to estimate how long they take."""
+    paces: dict[str, Pace] = {}
     runs = rounds = gradients = 0
     seconds = 0.0
     for config in (seeded(cell, seed) for cell in chosen for seed in seeds):
@@ -133,11 +132,11 @@ def remaining_work(chosen: Sequence[PaperCell], seeds: Sequence[int], root: Path
         except RunFolderError:  # whoever runs what is missing names the damaged folder and goes on
             continue
         kind = str((config.data, config.model, config.training.batch_size))
-        if kind not in measured:
-            measured[kind] = _seconds_per_gradient(config)
+        if kind not in paces:
+            paces[kind] = _pace(config)
         count = missing * _gradients_per_round(config)
         runs, rounds, gradients = runs + 1, rounds + missing, gradients + count
-        seconds += count * measured[kind] / (config.execution.workers or available_cores())
+        seconds += paces[kind].seconds(1, count)
     return RemainingWork(runs, rounds, gradients, seconds)
 
 
@@ -148,14 +147,10 @@ def _gradients_per_round(config: Config) -> int:
     return training.cohort_size(len(federation)) * steps * config.make_algorithm().gradient_evaluations
 
 
-def _seconds_per_gradient(config: Config) -> float:
-    """The best of three, on one core."""
-    federation = config.make_federation()
-    model, data = config.make_model(federation), federation.client(0)
-    inputs, targets = data.batch(batches(config.training, len(data), 0, 0)[0])
-    inputs = federation.transform.evaluate(inputs)
-    with single_threaded(), torch.random.fork_rng(devices=[]):
-        return min(repeat(lambda: F.cross_entropy(model(inputs), targets).backward(), number=1, repeat=3))
+def _pace(config: Config) -> Pace:
+    """Of plain averaging with two local steps, so that no model takes long; the step size plays no part."""
+    short = config.training.replaced(local_steps=2, local_epochs=None, lr=1e-6, rounds=2)
+    return Pace.measured(config.make_task(), Algorithm(), short, config.execution)
 
 
 def measured(cell: PaperCell, runs: Sequence[RunFolder], column: Column | None = None) -> Spread | None:
@@ -174,10 +169,16 @@ def measured(cell: PaperCell, runs: Sequence[RunFolder], column: Column | None =
 
 
 def _top_eigenvalue(run: RunFolder) -> float | None:
+    result = diagnosed(run, "hessian", HESSIAN)
+    return None if result is None else finite(result["global"]["eigenvalues"][0])
+
+
+def diagnosed(
+    run: RunFolder, name: str, options: Values, watch: Callable[[str], Tick] = lambda _: silent
+) -> Result | None:
     """None, with a warning, for a run that cannot be measured; it must not cost the others their numbers."""
     try:
-        result = diagnose(run.path, ["hessian"], HESSIAN)["hessian"]["result"]
+        return diagnose(run.path, [name], options, watch=watch)[name]["result"]
     except FlatfedError as error:
-        warnings.warn(f"{run.path}: left out, {error}", FlatfedWarning, stacklevel=2)
+        warnings.warn(f"{run.path}: left out, {error}", FlatfedWarning, stacklevel=3)
         return None
-    return finite(result["global"]["eigenvalues"][0])

@@ -28,8 +28,8 @@ def results_tables(results: Sequence[FinishedCell]) -> list[figures.Table]:
     for number, block in enumerate(dict.fromkeys(cell.block for cell, _ in results)):
         rows = [row for row in results if row[0].block == block]
         tables.append(_main_table(f"paper-{number}", rows))
-        if rows[0][0].printed_deviations:
-            tables.append(_deviations(f"deviations-{number}", rows))
+        if printed := [row for row in rows if row[0].printed_deviations]:
+            tables.append(_deviations(f"deviations-{number}", printed))
     return tables
 
 

@@ -20,7 +20,8 @@ from flatfed.core.errors import FlatfedError, did_you_mean, one_line
 from flatfed.core.files import read_toml
 
 FOLDER = Path(__file__).parent
-SMALL = FOLDER / "small.toml"
+SCALES = FOLDER / "scales"
+"""What shrinks a run, a file for each scale."""
 
 Values = dict[str, Any]
 Section = Literal["data", "partition", "model", "algorithm", "training", "sources"]
@@ -73,23 +74,87 @@ class Block(Entry):
     results: dict[str, PrintedRow]
 
 
+class Repeats(Entry):
+    """Blocks of another table, whose runs a figure shows."""
+
+    table: str
+    blocks: list[int]
+    """Which ones, counted from 0, in the figure's order."""
+    methods: list[str] = []
+    """All unless some are named."""
+    dataset: str | None = None
+    model: str | None = None
+    config: Changes = {}
+    """On other data, with another model or other settings."""
+
+
+class Measure(Entry):
+    """A diagnostic that is taken during training."""
+
+    diagnostic: str
+    numbers: dict[str, str]
+    """What its numbers are called in the history, and where in its result they are ("gap.loss")."""
+    every: int = 1
+    """Rounds from one measurement to the next."""
+    options: Values = {}
+
+
+class Panel(Entry):
+    """One kind of picture of a figure's runs."""
+
+    draw: Literal["curves", "final", "surfaces", "result"]
+    """Quantities of the history over rounds; the statistic of the figure over what is swept; losses around
+    the final models; what a diagnostic of the final models shows."""
+    title: str = ""
+    y: str = "test_accuracy"
+    """The quantity: of the history, or whose loss ("train" or "test") a surface is of."""
+    label: str = ""
+    """What the axis says; made from the quantity unless given."""
+    logarithmic: bool = False
+    absolute: bool = False
+    """Whether the sign is left out."""
+    quantities: dict[str, str] = {}
+    """Several quantities of every run in one picture, by what the legend calls them."""
+    blocks: list[int] = []
+    """The blocks in one picture; each in its own unless given."""
+    diagnostic: str = ""
+    """For a result: of which diagnostic."""
+    options: Values = {}
+    """Of the diagnostic."""
+    overlaid: bool = False
+    """Whether the surfaces of all runs are in one picture."""
+
+    @property
+    def of_diagnostic(self) -> str:
+        """The diagnostic of the final models that it draws; empty without one."""
+        return "surface" if self.draw == "surfaces" else self.diagnostic
+
+
 class PaperTable(Entry):
+    """A table, or a figure if it has panels."""
+
     title: str
     notes: list[str] = []
-    diagnostic: str | None = None
-    """What a figure without accuracies shows."""
-    statistics: dict[Column, Statistic] = {}
+    statistics: dict[Column, Statistic] = {"acc": "last accuracy"}
     """What the columns report, and what ours is compared in; the first is the table's main number."""
     unprinted: list[str] = []
     """Methods that are run beside the paper's."""
+    repeats: Repeats | None = None
+    """Its first blocks."""
     blocks: list[Block] = []
+    panels: list[Panel] = []
+    measures: list[Measure] = []
+    """What is recorded while the runs go on."""
+    scales: dict[str, Changes] = {}
+    """What else a scale changes here."""
 
     @model_validator(mode="before")
     @classmethod
     def _complete_blocks(cls, values: Values) -> Values:
         """Adds what the blocks have in common to each of them."""
-        common = values.pop("common", {})
-        return {**values, "blocks": [merged(common, block) for block in values.get("blocks", [])]}
+        common = values.get("common", {})
+        rest = {key: value for key, value in values.items() if key != "common"}
+        return {**rest, "blocks": [merged(common, block) for block in values.get("blocks", [])]}
 
 
 class Tuning(Entry):
@@ -104,7 +169,21 @@ class Tuning(Entry):
     best: dict[str, Changes]
 
 
-Status = Literal["run in full", "run in part", "tried out", "by hand", "missing", "no numbers"]
+class BoundsTable(Entry):
+    """A table of bounds, for which nothing is run."""
+
+    title: str
+    kind: Literal["stability", "generalisation"]
+    notes: list[str] = []
+    constants: dict[str, float]
+    """What the bounds are computed at, by the symbols of `flatfed.theory`."""
+    columns: list[str] = []
+    """What else the paper says of a method."""
+    rows: dict[str, list[str]]
+    """By method: what stands in the columns, or the formulas as printed."""
+
+
+Status = Literal["run in full", "run in part", "tried out", "missing", "no numbers"]
 
 
 class Exhibit(Entry):
@@ -112,7 +191,6 @@ class Exhibit(Entry):
 
     status: Status
     shows: str = ""
-    command: str = ""
     results: list[str] = []
     """Pages below docs/results."""
 
@@ -125,6 +203,8 @@ class Paper(Entry):
     """Where settings come from unless what sets them says otherwise; the longest name that fits counts."""
     pretrained: list[str] = []
     """Models that the paper starts from published weights."""
+    released: list[str] = []
+    """What the authors' code does otherwise, besides what the algorithms themselves say."""
     defaults: Changes
     datasets: dict[str, Changes]
     models: dict[str, Values]
@@ -137,9 +217,28 @@ class Paper(Entry):
     """Methods by names that carry a remark."""
     sweeps: dict[str, dict[str, Changes]] = {}
     """What the values of a swept symbol are here."""
+    sweep_sources: dict[str, str] = {}
+    """Where the values of a swept symbol come from, if not from the paper."""
     tuned: list[Tuning] = []
     tables: dict[str, PaperTable]
+    bounds: dict[str, BoundsTable] = {}
     exhibits: dict[Annotated[str, StringConstraints(pattern=r"^(table|figure)\d+$")], Exhibit] = {}
+
+    @model_validator(mode="after")
+    def _repeat_blocks(self) -> Paper:
+        for name, table in self.tables.items():
+            if table.repeats is not None:
+                blocks = [*self._repeated(name, table.repeats), *table.blocks]
+                self.tables[name] = table.model_copy(update={"blocks": blocks})
+        return self
+
+    def _repeated(self, name: str, repeats: Repeats) -> list[Block]:
+        if repeats.table not in self.tables:
+            raise ValueError(f"{name}: {did_you_mean(repeats.table, self.tables)}")
+        blocks = self.tables[repeats.table].blocks
+        if not all(0 <= number < len(blocks) for number in repeats.blocks):
+            raise ValueError(f"{name}: {repeats.table} has the blocks 0 to {len(blocks) - 1}")
+        return [_changed(blocks[number], repeats) for number in repeats.blocks]
 
     @model_validator(mode="after")
     def _check_references(self) -> Paper:
@@ -155,8 +254,17 @@ class Paper(Entry):
         return self
 
     @model_validator(mode="after")
+    def _check_bounds(self) -> Paper:
+        for name, table in self.bounds.items():
+            for method in table.rows:
+                if method not in self.methods:
+                    suggestion = did_you_mean(method, self.methods)
+                    raise ValueError(f"{name}: method {method!r} is unknown; {suggestion}")
+        return self
+
+    @model_validator(mode="after")
     def _check_sources(self) -> Paper:
-        for setting, source in self._all_sources():
+        for setting, source in (*self._all_sources(), *self.sweep_sources.items()):
             if source.partition(":")[0] not in KINDS:
                 raise ValueError(f"the source {source!r} of {setting} must be one of: {', '.join(KINDS)}")
         return self
@@ -169,6 +277,17 @@ class Paper(Entry):
             changes += [block.config, *block.methods.values()]
         for change in changes:
             yield from change.get("sources", {}).items()
+
+
+def _changed(block: Block, repeats: Repeats) -> Block:
+    """Numbers that are printed of other data are not those of the figure."""
+    elsewhere = {key: value for key in ("dataset", "model") if (value := getattr(repeats, key)) is not None}
+    results = {
+        method: {} if elsewhere else block.results[method] for method in repeats.methods or block.results
+    }
+    targets = [] if elsewhere else block.targets
+    config = merged(block.config, repeats.config)
+    return block.model_copy(update={**elsewhere, "results": results, "targets": targets, "config": config})
 
 
 def merged(values: Mapping[Any, Any], changes: Mapping[Any, Any]) -> Values:
@@ -191,11 +310,18 @@ def read(path: Path) -> Paper:
 
 @functools.cache
 def papers() -> dict[str, Paper]:
-    return {path.stem: read(path) for path in sorted(FOLDER.glob("*.toml")) if path != SMALL}
+    return {path.stem: read(path) for path in sorted(FOLDER.glob("*.toml"))}
 
 
 @functools.cache
 def tables() -> dict[str, PaperTable]:
     return {
         f"{name}/{table}": paper.tables[table] for name, paper in papers().items() for table in paper.tables
+    }
+
+
+@functools.cache
+def bounds() -> dict[str, BoundsTable]:
+    return {
+        f"{name}/{table}": paper.bounds[table] for name, paper in papers().items() for table in paper.bounds
     }

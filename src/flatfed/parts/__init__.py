@@ -21,8 +21,8 @@ from flatfed.parts.perturb import (
     ShiftedInputs,
 )
 from flatfed.parts.schedule import LinearDecay
-from flatfed.parts.server import Adam, Average, Extrapolate, Momentum
-from flatfed.parts.start import LookAhead, PerturbedStart
+from flatfed.parts.server import Adam, Average, Extrapolate, LateAverage, Momentum
+from flatfed.parts.start import LookAhead, PerturbedLookAhead, PerturbedStart, Unaveraged
 from flatfed.parts.synthetic import FineTune, SyntheticMix, TrajectoryMatching
 
 __all__ = [
@@ -42,12 +42,14 @@ __all__ = [
     "GlobalMomentum",
     "HybridProximal",
     "LastModel",
+    "LateAverage",
     "LinearDecay",
     "LocalMomentum",
     "LookAhead",
     "Momentum",
     "MomentumControlVariate",
     "Muon",
+    "PerturbedLookAhead",
     "PerturbedStart",
     "Proximal",
     "Quantize",
@@ -58,4 +60,5 @@ __all__ = [
     "TopK",
     "TrajectoryMatching",
     "TrimmedMean",
+    "Unaveraged",
 ]

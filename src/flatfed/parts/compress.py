@@ -10,7 +10,7 @@ Error feedback wraps any of them: what was not sent is remembered on the client.
 import math
 import zlib
 from fractions import Fraction
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -48,11 +48,13 @@ class Quantize(Compressor):
 
     def encode(self, vector: Tensor, generator: torch.Generator) -> bytes:
         buckets = _buckets(_single(vector), self.bucket)  # [N, B], zeros behind the end
-        order = 2 if self.norm == "l2" else math.inf
-        exact = torch.linalg.vector_norm(buckets, ord=order, dim=1, keepdim=True, dtype=torch.float64)
-        norms = exact.float()
-        # Rounded up, or a lone number could be larger than its norm.
-        norms = torch.where(norms < exact, norms.nextafter(torch.full_like(norms, math.inf)), norms)
+        if self.norm == "max":
+            norms = torch.linalg.vector_norm(buckets, ord=math.inf, dim=1, keepdim=True)
+        else:
+            exact = torch.linalg.vector_norm(buckets, dim=1, keepdim=True, dtype=torch.float64)
+            norms = exact.float()
+            # Rounded up, or a lone number could be larger than its norm.
+            norms = torch.where(norms < exact, norms.nextafter(torch.full_like(norms, math.inf)), norms)
         if not bool(torch.isfinite(norms).all()):
             raise DivergedError("compress: a bucket's norm is beyond single precision; lower lr or set clip")
         codes = torch.empty(buckets.shape, dtype=torch.uint8)
@@ -144,7 +146,8 @@ class Sign(Compressor):
     def encode(self, vector: Tensor, generator: torch.Generator) -> bytes:
         values = _single(vector)
         buckets = _buckets(values, self.bucket)
-        lengths = _buckets(torch.ones_like(values), self.bucket).sum(1, dtype=torch.float64)
+        lengths = torch.full((len(buckets),), buckets.shape[1], dtype=torch.float64)
+        lengths[-1:] -= buckets.numel() - len(values)
         scales = (buckets.abs().sum(1, dtype=torch.float64) / lengths).float()
         return _sealed(scales.numpy().tobytes() + np.packbits((values < 0).numpy()).tobytes())
 
@@ -153,8 +156,8 @@ class Sign(Compressor):
         body = _opened(payload, 4 * count + -(-size // 8))
         scales = _finite(np.frombuffer(body[: 4 * count], np.float32))
         negative = np.unpackbits(np.frombuffer(body[4 * count :], np.uint8), count=size)
-        signs = 1 - 2 * torch.from_numpy(negative).float()
-        return _in_precision((_buckets(signs, self.bucket) * scales[:, None]).flatten()[:size], dtype)
+        signs = torch.from_numpy(negative).float().mul_(-2).add_(1)
+        return _in_precision(_buckets(signs, self.bucket).mul_(scales[:, None]).flatten()[:size], dtype)
 
 
 def _without_memory(inner: Compressor) -> Compressor:
@@ -213,26 +216,37 @@ def packed_bytes(count: int, bits: int) -> int:
 def pack(codes: np.ndarray, bits: int) -> bytes:
     """Numbers below 2^bits (at most 8 bits), eight of them in `bits` bytes, the first in the lowest bits."""
     count = len(codes)
-    groups = np.zeros((-(-count // 8), 8), np.uint8)
-    groups.reshape(-1)[:count] = codes
-    words = np.zeros(len(groups), np.uint64)
-    for place in range(8):
-        words |= groups[:, place].astype(np.uint64) << np.uint64(bits * place)
-    packed = words.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :bits]
+    words = np.zeros(-(-count // 8) * 8, np.uint8)
+    words[:count] = codes
+    width = bits
+    while width % 8:
+        kind = _word(2 * width)
+        words = words[0::2].astype(kind) | words[1::2].astype(kind) << kind.type(width)
+        width *= 2
+    whole = words.astype(_word(width), copy=False)
+    packed = whole.view(np.uint8).reshape(-1, whole.itemsize)[:, : width // 8]
     return packed.tobytes()[: packed_bytes(count, bits)]
 
 
 def unpack(packed: bytes, bits: int, count: int) -> np.ndarray:
     """The inverse of `pack`."""
-    words = np.zeros((-(-count // 8), 8), np.uint8)
-    padded = np.zeros((len(words), bits), np.uint8)
-    padded.reshape(-1)[: len(packed)] = np.frombuffer(packed, np.uint8)
-    words[:, :bits] = padded
-    flat = words.view("<u8")[:, 0]
-    codes = np.empty((len(words), 8), np.uint8)
-    for place in range(8):
-        codes[:, place] = (flat >> np.uint64(bits * place)) & np.uint64(2**bits - 1)
-    return codes.reshape(-1)[:count]
+    width = math.lcm(bits, 8)
+    words = np.zeros(-(-count // 8) * 8 * bits // width, _word(width))
+    padded = np.zeros(len(words) * (width // 8), np.uint8)
+    padded[: len(packed)] = np.frombuffer(packed, np.uint8)
+    words.view(np.uint8).reshape(-1, words.itemsize)[:, : width // 8] = padded.reshape(-1, width // 8)
+    while width > bits:
+        width //= 2
+        halves = np.empty((len(words), 2), _word(width))
+        halves[:, 0] = words & words.dtype.type(2**width - 1)
+        halves[:, 1] = words >> words.dtype.type(width)
+        words = halves.reshape(-1)
+    return words[:count]
+
+
+def _word(width: int) -> np.dtype[Any]:
+    """The smallest kind of whole numbers that holds so many bits, its lowest byte first."""
+    return np.dtype(f"<u{max(1, 1 << (width - 1).bit_length() >> 3)}")
 
 
 def _index_bits(size: int) -> int:

@@ -6,7 +6,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from flatfed.core.context import Affine, Carry, ClientContext, Finish, MergeContext
-from flatfed.core.part import Correction, StepBound, Upload
+from flatfed.core.part import Correction, Upload
 from flatfed.core.state import State, Vector, Vectors
 from flatfed.core.types import NonNegative, Real
 from flatfed.parts import ranges
@@ -21,10 +21,6 @@ class Proximal(Correction):
     def affine(self, context: ClientContext, carry: Carry) -> Affine:
         return Affine(spring=self.weight)
 
-    @property
-    def step_bound(self) -> StepBound:
-        return StepBound(spring=self.weight)
-
 
 @dataclass(frozen=True)
 class HybridProximal(Correction):
@@ -35,10 +31,6 @@ class HybridProximal(Correction):
 
     def affine(self, context: ClientContext, carry: Carry) -> Affine:
         return Affine(spring=self.weight + self.decay, pull=-self.decay * context.origin)
-
-    @property
-    def step_bound(self) -> StepBound:
-        return StepBound(spring=self.weight, decay=self.decay)
 
 
 @dataclass(frozen=True)
@@ -168,27 +160,11 @@ class GlobalMomentum(Correction):
     memory: NonNegative = 0.0
     gain: NonNegative = 1.0
     assumed_length: NonNegative | None = None
-    """The longest m that bounds on stability assume, in units of the longest gradient; by itself it is what
+    """The longest m that the paper's bound on stability assumes, in units of the longest gradient, whatever
     the rule allows. Training does not depend on it."""
 
     reads_displacement = True
     measures_steps = True
-
-    @property
-    def step_bound(self) -> StepBound | None:
-        fresh, old = abs(self.gradient_weight), abs(self.momentum_weight)
-        length = self.assumed_length
-        if length is None:
-            # The fixed point of length = memory · length + gain · (fresh + old · length).
-            left = 1 - self.memory - self.gain * old
-            if left <= 0:
-                return None
-            length = self.gain * fresh / left
-        return StepBound(
-            gain=fresh + old * length,
-            contracts=self.memory == 0 or self.assumed_length is not None,
-            allows_decay=self.assumed_length is not None,
-        )
 
     server_vectors = (Vector("momentum_gradient", broadcast=True),)
 
@@ -209,9 +185,6 @@ class FullGradientMomentum(Correction):
 
     server_vectors = (Vector("momentum_gradient", broadcast=True),)
     uploads = (Upload("full_gradient"),)
-    step_bound = StepBound(allows_decay=False)
-    """A mean of bounded vectors."""
-
     full_gradients = 1
 
     def affine(self, context: ClientContext, carry: Carry) -> Affine:

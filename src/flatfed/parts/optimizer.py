@@ -6,7 +6,7 @@ part again ("kept"), or is averaged by the server and sent on ("averaged").
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from pydantic.dataclasses import dataclass
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flatfed.core.context import Carry, ClientContext, Finish, MergeContext, Stepped
 from flatfed.core.flat import Entry
-from flatfed.core.part import Optimizer, StepBound, Upload
+from flatfed.core.part import Optimizer, Upload
 from flatfed.core.state import State, Vector, Vectors
 from flatfed.core.types import Decay, Positive, Range
 from flatfed.parts import ranges
@@ -26,6 +26,10 @@ class RememberingOptimizer(Optimizer):
     """One whose memory is reset, kept or averaged, as its `state` says."""
 
     state: str
+
+    @property
+    def alone(self) -> Self:
+        return replace(self, state="kept") if self.server_vectors else self  # type: ignore[type-var]
 
     @property
     def memory(self) -> tuple[Vector, ...]:
@@ -71,22 +75,21 @@ class RememberingOptimizer(Optimizer):
 class LocalMomentum(RememberingOptimizer):
     """u ← β u + d, then the step u (heavy ball) or d + β u (Nesterov's).
 
-    As in torch's SGD, weight decay is part of the gradients that u accumulates.
+    As in torch's SGD, weight decay is part of the gradients that u accumulates. `damped` has (1 − β) d in
+    place of d in both.
     """
 
     decay: ranges.Momentum = 0.9
     nesterov: bool = False
     state: Keeping = "reset"
+    damped: bool = False
 
     memory = (Vector("buffer"),)
     decays_gradient = True
 
-    @property
-    def step_bound(self) -> StepBound:
-        """A geometric sum of past gradients."""
-        return StepBound(gain=1 / (1 - self.decay), contracts=False)
-
     def direction(self, direction: Tensor, context: ClientContext, carry: Carry) -> Stepped:
+        if self.damped:
+            direction = (1 - self.decay) * direction
         buffer = direction.add(carry["buffer"], alpha=self.decay)
         step = direction.add(buffer, alpha=self.decay) if self.nesterov else buffer
         return step, {"buffer": buffer}
@@ -210,7 +213,7 @@ class Muon(RememberingOptimizer):
             self._matrix_step(piece, entry.shape) if is_matrix(entry) else others.pop(0)
             for piece, entry in zip(smooth.split(context.layout.sizes, -1), entries, strict=True)
         ]
-        return torch.cat(steps, -1), {"momentum": momentum, **moments}
+        return torch.cat(steps, -1) if steps else direction, {"momentum": momentum, **moments}
 
     def _matrix_step(self, piece: Tensor, shape: Sequence[int]) -> Tensor:
         # Convolutions are stored channels-last, which only reorders the columns.

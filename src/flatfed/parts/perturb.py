@@ -8,7 +8,7 @@ from torch import Tensor
 
 from flatfed.core.context import Carry, ClientContext, Finish, MergeContext, Oracle, Stepped
 from flatfed.core.flat import divisor, unit
-from flatfed.core.part import Gradient, StepBound, Upload
+from flatfed.core.part import Gradient, Upload
 from flatfed.core.state import Reads, State, Vector, Vectors
 from flatfed.core.types import NonNegative, Share
 from flatfed.parts import ranges
@@ -16,9 +16,9 @@ from flatfed.parts.server import Momentum
 
 
 class PerturbedGradient(Gradient):
-    """A gradient at another point is as long as any: bounds on stability do not change."""
+    """A gradient at another point is no longer than the longest."""
 
-    step_bound = StepBound()
+    bounded = True
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,7 @@ class AdaptiveSharpnessAware(PerturbedGradient):
 
     def begin(self, context: ClientContext) -> Carry:
         origin = context.origin
-        scaled = context.layout.weight_entries(minimum_dimensions=0 if self.scale_norms else 2)
-        scaled = scaled.to(origin.device)
+        scaled = context.layout.weight_entries(origin.device, minimum_dimensions=0 if self.scale_norms else 2)
         # T = slope · |y| + least
         return {"slope": scaled.to(origin), "least": torch.ones_like(origin).masked_fill(scaled, self.offset)}
 

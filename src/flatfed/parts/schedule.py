@@ -2,7 +2,7 @@
 
 from pydantic.dataclasses import dataclass
 
-from flatfed.core.part import Schedule, StepBound
+from flatfed.core.part import Schedule
 from flatfed.parts import ranges
 
 
@@ -11,8 +11,6 @@ class LinearDecay(Schedule):
     """η_k = η [(1 − k/K) + ρ k/K]: from η towards ρη, starting again every round."""
 
     final: ranges.FinalRate
-
-    step_bound = StepBound()
 
     def rates(self, rate: float, steps: int) -> list[float]:
         return [rate * ((1 - k / steps) + self.final * k / steps) for k in range(steps)]

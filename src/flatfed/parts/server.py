@@ -3,16 +3,18 @@
 `shift` is what corrections add to the new model, as FedDyn's does.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
+import torch
+from pydantic import AfterValidator
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from flatfed.core.context import MergeContext
 from flatfed.core.errors import FlatfedError
-from flatfed.core.part import Server, StepBound, Upload, plus_shift, squared_norm
+from flatfed.core.part import Server, ServerTask, Upload, plus_shift, squared_norm
 from flatfed.core.state import State, Vector, Vectors
-from flatfed.core.types import LARGEST, Decay, Positive, PositiveShare, Share
+from flatfed.core.types import LARGEST, Count, Decay, Positive, PositiveShare, Share
 from flatfed.parts import ranges
 
 
@@ -30,10 +32,6 @@ class Average(Server):
     def reads_displacement(self) -> bool:
         return self.units == "gradient"
 
-    @property
-    def step_bound(self) -> StepBound | None:
-        return StepBound(rate=self.rate) if self.units == "model" else None
-
     def update(self, server: State, mean: State, shift: Tensor | None, context: MergeContext) -> Vectors:
         rate = self.rate if self.units == "model" else self.rate / context.total_rate
         return {"model": plus_shift(server["model"] + rate * mean["displacement"], shift)}
@@ -48,11 +46,6 @@ class Momentum(Server):
     absorb_shift: bool = False
 
     server_vectors = (Vector("momentum"),)
-
-    @property
-    def step_bound(self) -> StepBound:
-        """A geometric sum of past displacements."""
-        return StepBound(gain=1 / (1 - self.decay), rate=self.rate, contracts=False)
 
     def update(self, server: State, mean: State, shift: Tensor | None, context: MergeContext) -> Vectors:
         displacement = mean["displacement"]
@@ -82,8 +75,9 @@ class Adam(Server):
         return (Vector("momentum"), Vector("second_moment", initial=self.stability**2))
 
     @property
-    def step_bound(self) -> StepBound:
-        return StepBound(gain=1 / self.stability, rate=self.rate, contracts=False)
+    def majorant(self) -> Server:
+        """v = 0 makes the longest steps."""
+        return Momentum(self.first_decay, self.rate * (1 - self.first_decay) / self.stability)
 
     def update(self, server: State, mean: State, shift: Tensor | None, context: MergeContext) -> Vectors:
         displacement = mean["displacement"]
@@ -114,3 +108,42 @@ class Extrapolate(Server):
         # Without ε, displacements that cancel are divided by 0; there is then nothing to extrapolate.
         rate = spread.nan_to_num(nan=1.0, posinf=1.0).clamp(min=1)
         return {"model": plus_shift(server["model"] + rate * displacement, shift)}
+
+
+def _linear_in_place(rule: Server) -> Server:
+    if isinstance(rule, ServerTask | LateAverage):
+        raise ValueError(f"{type(rule).__name__} works on the model that is sent; give another rule")
+    return rule
+
+
+@dataclass(frozen=True)
+class LateAverage(Server):
+    """z ← the rule `of` on z; x ← the mean of z after rounds `first`, first + every, …, and z before (SWA).
+
+    x is evaluated and kept, and z is what local training goes on from with the start `unaveraged`; without
+    that start every round begins at the average.
+    """
+
+    first: Count
+    every: Count = 1
+    of: Annotated[Server, AfterValidator(_linear_in_place)] = Server()
+
+    @property
+    def server_vectors(self) -> tuple[Vector, ...]:
+        return (*self.of.server_vectors, Vector("unaveraged", initial="model"))
+
+    @property
+    def uploads(self) -> tuple[Upload, ...]:
+        return self.of.uploads
+
+    @property
+    def reads_displacement(self) -> bool:
+        return self.of.reads_displacement
+
+    def update(self, server: State, mean: State, shift: Tensor | None, context: MergeContext) -> Vectors:
+        changed = self.of.update({**server, "model": server["unaveraged"]}, mean, shift, context)
+        last, since = changed["model"], context.round + 1 - self.first
+        model = last if since < 0 else server["model"]
+        if since >= 0 and since % self.every == 0:
+            model = torch.lerp(server["model"], last, 1 / (1 + since // self.every))
+        return {**changed, "unaveraged": last, "model": model}

@@ -21,7 +21,7 @@ from flatfed.core import random
 from flatfed.core.context import Carry, ClientContext, MergeContext, Oracle, ServerContext, Stepped, TaskStep
 from flatfed.core.errors import DivergedError, FlatfedError, first_line
 from flatfed.core.flat import all_finite, divisor
-from flatfed.core.part import Server, ServerTask, StepBound, Synthetic, plus_shift
+from flatfed.core.part import Server, ServerTask, Synthetic, plus_shift
 from flatfed.core.state import Dimensions, Reads, Size, State, Vector, Vectors
 from flatfed.core.types import Count, Decay, NonNegative, Positive, Share
 from flatfed.parts import ranges
@@ -115,7 +115,6 @@ class TrajectoryMatching(Synthetic, ServerTask):
         return self.models
 
     first_round_hint = ", or for fewer models"
-    step_bound = StepBound()
 
     def before_round(self, server: State, context: ServerContext) -> Iterator[TaskStep]:
         if context.round >= self.models:
@@ -208,7 +207,7 @@ class TrajectoryMatching(Synthetic, ServerTask):
         if not self.average_targets or len(window) == 1:
             return window[-1]
         several = int(torch.randint(2, len(window) + 1, (), generator=generator))
-        return window[torch.randperm(len(window), generator=generator)[:several]].mean(0)
+        return window[torch.randperm(len(window), generator=generator)[:several].to(window.device)].mean(0)
 
     def _trained(
         self, start: Tensor, server: State, context: ServerContext, generator: torch.Generator
@@ -216,11 +215,11 @@ class TrajectoryMatching(Synthetic, ServerTask):
         """θ after the inner steps, as a differentiable function of what is learned."""
         inputs, targets = samples_of(server, context.dimensions.input_shape)
         point = start.detach().requires_grad_()
-        order = torch.randperm(len(inputs), generator=generator)
+        order = torch.randperm(len(inputs), generator=generator).to(inputs.device)
         for step in range(self.steps):
             batch, labels = inputs, targets
             if self.inner_batch is not None and self.inner_batch < len(inputs):
-                chosen = order[_window(step, self.inner_batch, len(inputs))]
+                chosen = order[_window(step, self.inner_batch, order)]
                 batch, labels = inputs[chosen], targets[chosen]
             if self.augment:
                 batch = augmented(batch, generator)
@@ -274,7 +273,7 @@ class SyntheticMix(PerturbedGradient):
         ascent = oracle(point)
         if "step" in carry:
             inputs, targets = samples_of(context.received, context.input_shape)
-            chosen = _window(int(carry["step"]), min(self.batch, len(inputs)), len(inputs))
+            chosen = _window(int(carry["step"]), min(self.batch, len(inputs)), inputs)
             there = oracle.on_samples(point, inputs[chosen], targets[chosen])
             ascent = torch.lerp(there, ascent, self.local_weight)
             carry = {"step": carry["step"] + 1}
@@ -311,7 +310,8 @@ class FineTune(Server, ServerTask):
         optimizer = torch.optim.Adam([point], lr=self.rate)
         with torch.enable_grad():
             for _ in range(self.epochs):
-                for chosen in torch.randperm(len(inputs), generator=generator).split(self.batch):
+                order = torch.randperm(len(inputs), generator=generator).to(inputs.device)
+                for chosen in order.split(self.batch):
                     batch = augmented(inputs[chosen], generator) if self.augment else inputs[chosen]
                     optimizer.zero_grad()
                     context.loss(point, batch, targets[chosen]).backward()
@@ -332,9 +332,9 @@ def _recent(server: State, done: int) -> dict[str, float]:
     return {"matching_loss": float(server["matching_losses"][max(0, done - RECENT) : done].mean())}
 
 
-def _window(step: int, size: int, count: int) -> Tensor:
-    """The positions of the step's batch when batches follow each other in a circle."""
-    return (step * size + torch.arange(size)) % count
+def _window(step: int, size: int, samples: Tensor) -> Tensor:
+    """The positions of the step's batch of the samples when batches follow each other in a circle."""
+    return (step * size + torch.arange(size, device=samples.device)) % len(samples)
 
 
 def _user_samples(path: Path, classes: Tensor, dimensions: Dimensions) -> Tensor:

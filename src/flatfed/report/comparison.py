@@ -90,12 +90,13 @@ def compare(
     seeds: int = 3,
     folder: str | Path = "runs",
     target: float = 0.95,
+    progress: bool | None = None,
 ) -> Comparison:
     """Trains algorithms, or names of them, on the same task, clients and batches, and reports on them.
 
     Runs live in folders below `folder`; what is complete there is not run again. All runs start from the
     weights of the task's model; seeds differ in who takes part and in which batches. `target` is the accuracy
-    to which rounds are counted.
+    to which rounds are counted. `progress` is as in `train`.
     """
     _check(task, training, execution, seeds, folder, target)
     built = _built(algorithms)
@@ -110,7 +111,15 @@ def compare(
             digest = digest_of([label, algorithm.describe(), settings.model_dump(mode="json")])
             path = root / folder_name(algorithm, seed, digest)
             try:
-                run = train(task, algorithm, settings, execution, folder=path, evaluate_on_clients=True)
+                run = train(
+                    task,
+                    algorithm,
+                    settings,
+                    execution,
+                    folder=path,
+                    evaluate_on_clients=True,
+                    progress=progress,
+                )
             except DivergedError as error:
                 warnings.warn(f"{label}, seed {seed}, is left out: {error}", FlatfedWarning, stacklevel=2)
                 continue

@@ -18,8 +18,13 @@ from flatfed.runs.identity import method_of, setting_of
 from flatfed.runs.statistics import ACCURACY, Curve, Spread, finite
 from flatfed.training.evaluation import ClientSpread
 
-PREFIXES = {"training": "", "test": "test_"}
-"""What stands before the names of a client's numbers, by the kind of data that they are of."""
+CLIENT_NUMBERS = {
+    "training": ("accuracy", "samples"),
+    "test": ("test_accuracy", "test_samples"),
+    "personal model, test": ("test_personal_accuracy", "test_samples"),
+    "fine-tuned, test": ("test_fine_tuned_accuracy", "test_samples"),
+}
+"""What a client's accuracy and the number of samples behind it are called, by model and kind of data."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +74,8 @@ class Method(NumberedMethod):
     @cached_property
     def client_accuracies(self) -> dict[str, list[list[tuple[float, float | None]]]]:
         """By kind of data, each run's final accuracies on the clients' own, and on how many samples."""
-        accuracies: dict[str, list[list[tuple[float, float | None]]]] = {kind: [] for kind in PREFIXES}
-        for (kind, prefix), run in product(PREFIXES.items(), self.counted):
-            names = f"{prefix}accuracy", f"{prefix}samples"
+        accuracies: dict[str, list[list[tuple[float, float | None]]]] = {kind: [] for kind in CLIENT_NUMBERS}
+        for (kind, names), run in product(CLIENT_NUMBERS.items(), self.counted):
             pairs = ([finite(client.get(name)) for name in names] for client in run.clients)
             accuracies[kind].append([(value, samples) for value, samples in pairs if value is not None])
         return accuracies

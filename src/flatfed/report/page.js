@@ -55,7 +55,10 @@
       const copy = { ...trace, name: literal(trace.name) };
       const index = method ?? series ?? 0;
       const hue = colour(`c${index % 7}`);
-      if (ramp) {
+      if (trace.type === "surface" && !ramp) {
+        copy.colorscale = [[0, hue], [1, hue]];
+        copy.showlegend = true;
+      } else if (ramp) {
         const flat = trace.type === "heatmap";
         copy.colorscale = flat ? [0, 1, 2, 3].map((step) => [step / 3, colour(`ramp${step}`)]) : "Viridis";
         if (copy.colorbar) copy.colorbar = { ...copy.colorbar, tickfont: { color: colour("soft") } };
@@ -102,9 +105,10 @@
     const boxes = new Set(spec.data.filter((trace) => trace.type === "box").map((trace) => trace.name)).size;
     const classes = kinds.has("heatmap") ? spec.data[0].y.length : 0;
     const narrow = box.clientWidth < 420;
+    const named = spec.layout.showlegend ? 12 * spec.data.length : 0;
     const layout = {
       ...spec.layout,
-      height: boxes ? 90 + 38 * boxes : classes ? Math.max(240, 90 + 16 * classes) : narrow ? 260 : 300,
+      height: named + (boxes ? 90 + 38 * boxes : classes ? Math.max(240, 90 + 16 * classes) : narrow ? 260 : 300),
       margin: { l: 8, r: 14, t: 14, b: 8 },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: colour("ink") },

@@ -26,6 +26,9 @@ from flatfed.report.split import FOLDER, TEMPLATES
 from flatfed.runs.files import check_replaceable, write_atomically
 from flatfed.runs.statistics import last
 
+FIRST = -1
+"""What stands for a part where figures belong to none."""
+
 
 @dataclass(frozen=True)
 class PagePart:
@@ -48,12 +51,13 @@ def write_report(
     labels: Mapping[Path, str] | None = None,
     title: str = "",
     tables: Sequence[Table] = (),
+    figures: Sequence[Figure] = (),
     watch: Callable[[str], None] = lambda _: None,
 ) -> list[str]:
     """Writes the report on run folders, or folders of them, and returns notes on what is left out.
 
     `targets` are accuracies to count rounds to, besides the usual ones; `labels` are names for runs;
-    `tables` come before the runs' own; `watch` is called with what is being done.
+    `figures` and `tables` come before the runs' own; `watch` is called with what is being done.
     """
     if output.suffix.lower() not in {".html", ".htm"}:
         raise FlatfedError(f"output = {output}: a report is an .html file; give it such a name")
@@ -77,25 +81,31 @@ def write_report(
     ]
     parts[0].notes[:0] = [clipped(f"{error}; the run is left out") for error in damaged]
     watch("writing the page")
-    figures = {
-        f"{part.number}-{item.name}": {
-            "part": part.number,
-            "data": item.traces,
-            **{key: getattr(item, key) for key in ("name", "layout", "columns")},
-        }
+    own = [
+        (part.number, item)
         for part in parts
         for section in part.sections
         for item in section.content
         if isinstance(item, Figure)
+    ]
+    drawn = {
+        f"{number}-{item.name}": {
+            "part": number,
+            "data": item.traces,
+            **{key: getattr(item, key) for key in ("name", "layout", "columns")},
+        }
+        for number, item in [*((FIRST, figure) for figure in figures), *own]
     }
     names = [method.label for part in parts for method in part.comparison.methods]
     page = TEMPLATES.get_template("page.html").render(
         title=title or (names[0] if len(names) == 1 else f"{len(names)} methods compared"),
         parts=parts,
         tables=tables,
+        first=FIRST,
+        first_figures=figures,
         details=_details,
         config_file=config_file,
-        figures=json.dumps(figures, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+        figures=json.dumps(drawn, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
         plotly=_plotly(),
         style=(FOLDER / "page.css").read_text(encoding="utf-8"),
         script=(FOLDER / "page.js").read_text(encoding="utf-8"),

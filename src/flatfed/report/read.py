@@ -17,6 +17,7 @@ from flatfed.diagnostics.folder import FORMAT
 from flatfed.diagnostics.plain import check_size, parse_plain, read_plain
 from flatfed.diagnostics.registry import MISUNDERSTANDINGS
 from flatfed.runs.folder import RunFolder
+from flatfed.training.best import ended_early
 from flatfed.training.loop import History
 
 RunState = Literal["complete", "running", "diverged", "unfinished"]
@@ -89,7 +90,7 @@ def read_run(path: Path) -> RunRecord:
         history=history,
         clients=listed or _diagnosed_clients(diagnostics),
         diagnostics=diagnostics,
-        state=_state(folder, config["training"].get("rounds"), len(history)),
+        state=_state(folder, config["training"], history),
         notes=tuple(notes),
     )
 
@@ -120,15 +121,16 @@ def _read_lines(path: Path) -> list[str]:
     return text.split("\n")
 
 
-def _state(folder: RunFolder, rounds: Any, finished: int) -> RunState:
+def _state(folder: RunFolder, training: Mapping[str, Any], history: History) -> RunState:
     # Nothing but a file is opened: a pipe would wait for a writer.
     if folder.lock.path.is_file() and folder.lock.is_taken():
         return "running"
     if folder.divergence_path.exists():
         return "diverged"
-    if folder.model_path.is_file() and isinstance(rounds, int) and finished >= rounds:
-        return "complete"
-    return "unfinished"
+    rounds = training.get("rounds")
+    over = isinstance(rounds, int) and len(history) >= rounds
+    over = over or ended_early(history, training.get("patience"), training.get("best_by"))
+    return "complete" if over and folder.model_path.is_file() else "unfinished"
 
 
 def _read_diagnostics(folder: RunFolder, finished: int, notes: list[str]) -> dict[str, dict[str, Any]]:

@@ -18,7 +18,14 @@ from flatfed.data.partition import class_counts
 from flatfed.data.partition.base import Indices
 from flatfed.diagnostics import DIAGNOSTICS, figures
 from flatfed.diagnostics.registry import MISUNDERSTANDINGS
-from flatfed.report.group import PREFIXES, Comparison, Method, algorithm_name, differing_keys, flattened
+from flatfed.report.group import (
+    CLIENT_NUMBERS,
+    Comparison,
+    Method,
+    algorithm_name,
+    differing_keys,
+    flattened,
+)
 from flatfed.report.read import RunRecord
 from flatfed.report.split import binned
 from flatfed.runs.statistics import ACCURACY, MEGABYTE, VALIDATION, Spread, mean
@@ -271,9 +278,15 @@ def _megabytes_to(target: float, method: Method) -> figures.TableCell:
 def clients(comparison: Comparison) -> Section:
     """How the final model's accuracy differs between the clients, on their training and their test data."""
     train, test = (_client_figures(comparison, kind) for kind in ("training", "test"))
+    measured = [
+        kind
+        for kind in CLIENT_NUMBERS
+        if kind in {"training", "test"}
+        or any(any(method.client_accuracies[kind]) for method in comparison.methods)
+    ]
     columns = {
         f"{kind}: {quantity} %": _client_column(kind, index)
-        for kind in PREFIXES
+        for kind in measured
         for index, quantity in enumerate(("mean", "deviation", "by chance"))
     }
     note = "Deviation: between clients. By chance: what equally good clients of these sizes would show."

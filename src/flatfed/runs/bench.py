@@ -16,8 +16,11 @@ from torch import Tensor, nn
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.sampling import cohort
 from flatfed.core.settings import Precision, Training
+from flatfed.core.tree import moved
 from flatfed.data.federation import Federation
 from flatfed.data.samples import Samples
+from flatfed.engines.devices import usable_device, wait_for
+from flatfed.engines.execution import Execution
 from flatfed.engines.precision import computing_in
 from flatfed.models import MODELS
 from flatfed.runs.train import train
@@ -76,7 +79,11 @@ class Measured:
 
 
 def measure(
-    workload: Workload, rounds: int, tick: Callable[[], None], precision: Precision = "float32"
+    workload: Workload,
+    rounds: int,
+    tick: Callable[[], None],
+    precision: Precision = "float32",
+    device: str = "cpu",
 ) -> Measured:
     """The engine's rounds and the loop's take turns, so that both see the same machine."""
     training = Training(
@@ -89,8 +96,9 @@ def measure(
         precision=precision,
     )
     clients = workload.clients()
-    loop_model = workload.make_model()
-    loop, threads = loop_rounds(loop_model, clients, training), torch.get_num_threads()
+    where = usable_device(device)
+    loop_model = workload.make_model().to(where)
+    loop, threads = loop_rounds(loop_model, moved(clients, where), training), torch.get_num_threads()
     seconds: list[float] = []
     loop_seconds: list[float] = []
     before = time.perf_counter()
@@ -106,7 +114,8 @@ def measure(
         before = time.perf_counter()
 
     task = Task(workload.make_model(), Federation.from_tensors(clients))
-    run = train(task, Algorithm(), training, callbacks=[turn])
+    execution = Execution(device=device)
+    run = train(task, Algorithm(), training, execution, callbacks=[turn], progress=False)
     return Measured(
         path=run.path,
         reason=run.path_reason,
@@ -114,7 +123,7 @@ def measure(
         seconds=min(seconds[WARM_UP:]),
         loop_seconds=min(loop_seconds[WARM_UP:]),
         loss=mean_loss(run.model, clients),
-        loop_loss=mean_loss(loop_model, clients),
+        loop_loss=mean_loss(loop_model.cpu(), clients),
     )
 
 
@@ -145,6 +154,7 @@ def loop_rounds(model: nn.Module, clients: list[Samples], training: Training) ->
             for whole, parameter in zip(total, parameters, strict=True):
                 whole.add_(parameter.detach())
         _set(parameters, [whole / len(members) for whole in total])
+        wait_for(parameters[0].device)
         yield time.perf_counter() - began
 
 

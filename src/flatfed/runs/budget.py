@@ -67,7 +67,9 @@ class Pace:
     def measured(cls, task: Task, algorithm: Algorithm, training: Training, execution: Execution) -> Pace:
         """Trains two rounds, which are not kept; the second one is timed."""
         began = time.perf_counter()
-        run = train(task, algorithm, training.replaced(rounds=min(2, training.rounds)), execution)
+        run = train(
+            task, algorithm, training.replaced(rounds=min(2, training.rounds)), execution, progress=False
+        )
         rounds = sum(line["seconds"] for line in run.history)
         last = run.history[-1]
         overhead = max(0.0, time.perf_counter() - began - rounds)

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from flatfed.core.errors import one_line
 from flatfed.engines.client_store import ClientStore
+from flatfed.engines.evaluator import Snapshot
 from flatfed.runs.files import (
     RunFolderError,
     read_bytes,
@@ -59,6 +60,8 @@ class FinalFiles(_Entry):
     round: int
     model: str
     clients: str
+    best: str | None = None
+    """None without validation samples to choose it by."""
 
 
 class Manifest(BaseModel):
@@ -77,7 +80,7 @@ class Manifest(BaseModel):
     """None until the first checkpoint."""
     clients: tuple[StoredFile, ...] = ()
     models: tuple[str, ...] = ()
-    """The digests of the final model; two while the next one replaces it."""
+    """The digests of the final and the best model; twice as many while the next ones replace them."""
     final: FinalFiles | None = None
     """Of the last complete run, which may have had fewer rounds."""
 
@@ -104,6 +107,7 @@ class Checkpoint:
     identity: str
     server: dict[str, Tensor]
     buffers: dict[str, Tensor]
+    best: Snapshot | None = None
 
 
 class ClientRows(NamedTuple):
@@ -157,6 +161,10 @@ class Checkpoints:
         """What is to be written of the present state; training may go on meanwhile."""
         tensors = {f"server/{name}": value for name, value in state.server.items()}
         tensors |= {f"buffers/{name}": value for name, value in state.buffers.items()}
+        if state.best is not None:
+            # Copies: in a file, no two tensors may be one, as they are while the present round is the best.
+            tensors["best/model"] = state.best.model.clone()
+            tensors |= {f"best_buffers/{name}": value.clone() for name, value in state.best.buffers.items()}
         return PendingCheckpoint(state.round, tensors, self._changed_clients(clients))
 
     def save(self, pending: PendingCheckpoint, history: WrittenHistory) -> None:
@@ -232,13 +240,14 @@ class Checkpoints:
         manifest = self.read()
         if manifest is None or manifest.server is None:
             return None
-        groups: dict[str, dict[str, Tensor]] = {"server": {}, "buffers": {}}
+        groups: dict[str, dict[str, Tensor]] = {"server": {}, "buffers": {}, "best": {}, "best_buffers": {}}
         for name, value in self._read_tensors(manifest.server).items():
             group, _, key = name.partition("/")
             groups.setdefault(group, {})[key] = value
-        if groups.keys() != {"server", "buffers"} or "model" not in groups["server"]:
+        if len(groups) > 4 or "model" not in groups["server"] or groups["best"].keys() - {"model"}:
             raise RunFolderError(f"{self.path_of(manifest.server)}: not the server's state of a run")
-        return Checkpoint(manifest.round, manifest.identity, groups["server"], groups["buffers"])
+        best = Snapshot(groups["best"]["model"], groups["best_buffers"]) if groups["best"] else None
+        return Checkpoint(manifest.round, manifest.identity, groups["server"], groups["buffers"], best)
 
     def load_clients(self, store: ClientStore) -> None:
         """Puts the checkpoint's client rows into the store."""

@@ -11,6 +11,7 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -33,12 +34,15 @@ from flatfed.runs.statistics import (
     total,
 )
 from flatfed.runs.train import run_config
+from flatfed.training.best import ended_early
 from flatfed.training.config import Config, with_assignments
 from flatfed.training.loop import Callback
 from flatfed.training.task import Task
 
 LabelledRuns = Sequence[tuple[str, Sequence[Config]]]
 """What is run under each label, one config for each seed."""
+Measuring = Callable[[Config, Task], AbstractContextManager[Sequence[Callback]]]
+"""What is measured while a run goes on."""
 
 
 def run_folder(config: Config, root: Path) -> Path:
@@ -73,7 +77,10 @@ def is_complete(config: Config, folder: Path) -> bool:
         task, device = config.make_task(), config.execution.device
         used = task.model, task.federation, config.make_algorithm(), task.loss, task.used_metrics
         existing.check_identity(run_identity(task, make_plan(*used, config.training, device)))
-    return finished == config.training.rounds
+    if finished is None or finished == config.training.rounds:
+        return finished is not None
+    training, history = config.training, existing.read_history()[:finished]
+    return finished < training.rounds and ended_early(history, training.patience, training.best_by)
 
 
 @dataclass(frozen=True)
@@ -86,7 +93,10 @@ class RunFailure:
 
 
 def run_missing(
-    runs: LabelledRuns, root: Path, watch: Callable[[str, Path], list[Callback]]
+    runs: LabelledRuns,
+    root: Path,
+    watch: Callable[[str, Path], list[Callback]],
+    measuring: Measuring | None = None,
 ) -> tuple[list[list[RunFolder]], list[RunFailure]]:
     """Runs what is missing; returns each label's finished runs, and what is left out."""
     finished: list[list[RunFolder]] = []
@@ -97,7 +107,10 @@ def run_missing(
             folder, name = run_folder(config, root), f"{label}, seed {config.training.seed}"
             try:
                 if not is_complete(config, folder):
-                    run_config(config, folder, watch(name, folder))
+                    task = config.make_task()
+                    with measuring(config, task) if measuring else nullcontext([]) as measures:
+                        # Trackers also send what is measured, so they come last.
+                        run_config(config, folder, [*measures, *watch(name, folder)], task)
                 finished[-1].append(RunFolder(folder))
             except (DivergedError, RunFolderError) as error:
                 failures.append(RunFailure(name, folder, error))

@@ -1,5 +1,6 @@
 """Where a run was made: versions, machine, commit."""
 
+import functools
 import os
 import platform
 import subprocess
@@ -14,10 +15,7 @@ PACKAGES = ("flatfed", "torch", "numpy", "pydantic", "safetensors", "scikit-lear
 
 def environment(engine: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "versions": {
-            "python": platform.python_version(),
-            **{name: metadata.version(name) for name in PACKAGES},
-        },
+        "versions": {"python": platform.python_version(), **_package_versions()},
         "commit": source_commit(),
         "platform": platform.platform(),
         "processor": platform.processor() or platform.machine(),
@@ -27,8 +25,14 @@ def environment(engine: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+@functools.cache
+def _package_versions() -> dict[str, str]:
+    return {name: metadata.version(name) for name in PACKAGES}
+
+
+@functools.cache
 def source_commit() -> str | None:
-    """The commit of the flatfed source tree that is running, if it is one."""
+    """The commit of the flatfed source tree that is running, if it is one, as it first was."""
     file = Path(__file__)
 
     def git(*arguments: str) -> str:

@@ -11,10 +11,10 @@ from queue import SimpleQueue
 from typing import Any
 
 from safetensors.torch import save as save_tensors
-from torch import nn
+from torch import Tensor, nn
 
 from flatfed.core import files
-from flatfed.core.errors import FlatfedError
+from flatfed.core.errors import FlatfedError, user_errors
 
 MARK = b"<!-- written by flatfed -->"
 """In the first lines of every page and picture."""
@@ -147,7 +147,20 @@ def check_replaceable(path: Path) -> None:
         raise FlatfedError(f"{path}: it exists and is not flatfed's; choose another name or remove it")
 
 
+def stored_state(module: nn.Module) -> dict[str, Tensor]:
+    """What is stored of a module: its parameters and buffers by name."""
+    with user_errors(f"model: state_dict of {type(module).__qualname__}"):
+        state = dict(module.state_dict())
+    for name, value in state.items():
+        if not isinstance(value, Tensor):
+            raise FlatfedError(
+                f"model: its state has {name!r}, a {type(value).__name__}, and only tensors are stored; keep "
+                "it in a buffer, or outside of the state"
+            )
+    return state
+
+
 def module_bytes(module: nn.Module) -> bytes:
     """A module's parameters and buffers by name; tensors that are shared are written once for each name."""
-    tensors = {name: value.detach().cpu().clone() for name, value in module.state_dict().items()}
+    tensors = {name: value.detach().cpu().clone() for name, value in stored_state(module).items()}
     return save_tensors({name: value.contiguous() for name, value in tensors.items()})

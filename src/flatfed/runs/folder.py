@@ -10,6 +10,7 @@
     clients.json       the final model's loss and metrics on each client's data, and their spread
     synthetic.png      the synthetic samples, where an algorithm makes some that are images
     model.safetensors  the final model; that of an earlier, shorter run stays until the next one is ready
+    best.safetensors   the model of the best round by the validation samples, if there are some
 
 Files are written beside their place, fsynced and renamed. The manifest has the checksums of all the others
 (config, identity, history up to its round, tensors, final model and the clients' results) and its own; what
@@ -19,6 +20,7 @@ written, and only files that a run has written are ever removed or replaced.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -70,6 +72,7 @@ class RunFolder:
         self.environment_path = path / "environment.json"
         self.clients_path = path / "clients.json"
         self.model_path = path / "model.safetensors"
+        self.best_path = path / "best.safetensors"
         self.divergence_path = path / "diverged.json"
         self.stop_path = path / "stopped.json"
         self.identity = Identity({})
@@ -96,8 +99,7 @@ class RunFolder:
             for path in self._files:
                 if os.path.lexists(path) and not path.is_file():
                     raise RunFolderError(f"{path}: not a regular file; restore it or choose another folder")
-            config = read_json(self.config_path)
-            if not isinstance(config, dict) or not {"algorithm", "training"} <= config.keys():
+            if not is_run_config(read_json(self.config_path)):
                 raise RunFolderError(f"{self.config_path}: not the config of a run; choose another folder")
             return
         for path in [*_entries(self.path), *_entries(checkpoints)]:
@@ -108,6 +110,15 @@ class RunFolder:
                     f"{self.path}: not empty and not a run folder (it has {path.name!r} and no config.json); "
                     "choose another folder"
                 )
+
+    def holds_run(self) -> bool:
+        """Whether there is a run, by its config or, should that be damaged, by its manifest."""
+        with contextlib.suppress(RunFolderError):
+            if is_run_config(read_json(self.config_path)):
+                return True
+        with contextlib.suppress(RunFolderError):
+            return self.checkpoints.read() is not None
+        return False
 
     def verify(self) -> Manifest | None:
         """The manifest, if config, identity and history are those that it was written with."""
@@ -128,17 +139,20 @@ class RunFolder:
         if digest_of(read_json(self.identity_path)) != manifest.identity:
             raise RunFolderError(f"{self.identity_path}: {CHANGED}; restore it")
         self.history.checked(manifest.history)
-        self._check_model(manifest)
+        self._check_models(manifest)
         return manifest
 
-    def _check_model(self, manifest: Manifest) -> list[str]:
-        """The digest of the final model, if there is one; it must be one of this run's."""
-        path = self.model_path
-        digests = [sha256(read_bytes(path))] if os.path.lexists(path) else []
-        if not set(digests) <= set(manifest.models):
-            raise RunFolderError(
-                f"{path}: damaged, or not of this run; restore it, or move it away to have it written again"
-            )
+    def _check_models(self, manifest: Manifest) -> list[str]:
+        """The digests of the final and the best model, if there are some; they must be this run's."""
+        digests = []
+        for path in (self.model_path, self.best_path):
+            if os.path.lexists(path):
+                digests.append(sha256(read_bytes(path)))
+                if digests[-1] not in manifest.models:
+                    raise RunFolderError(
+                        f"{path}: damaged, or not of this run; restore it, or move it away to have it "
+                        "written again"
+                    )
         return digests
 
     def finished_rounds(self) -> int | None:
@@ -147,9 +161,12 @@ class RunFolder:
         final = manifest.final if manifest else None
         if manifest is None or final is None or final.round != manifest.round:
             return None
-        if not self.model_path.exists() or not self.clients_path.exists():
+        digests = {self.model_path: final.model, self.clients_path: final.clients}
+        if final.best is not None:
+            digests[self.best_path] = final.best
+        if not all(path.exists() for path in digests):
             return None
-        for path, digest in ((self.model_path, final.model), (self.clients_path, final.clients)):
+        for path, digest in digests.items():
             if sha256(read_bytes(path)) != digest:
                 raise RunFolderError(
                     f"{path}: {CHANGED}; restore it, or move it away to have it written again"
@@ -251,19 +268,27 @@ class RunFolder:
         self._writer.close()
         self.lock.release()
 
-    def finish(self, module: nn.Module, per_client: list[dict[str, float]]) -> None:
+    def finish(
+        self, module: nn.Module, per_client: list[dict[str, float]], best: nn.Module | None = None
+    ) -> None:
         manifest = self.checkpoints.manifest
         assert manifest is not None, "a run begins with a manifest"
         model = module_bytes(module)
         spreads = {name: asdict(spread) for name, spread in client_spreads(per_client).items()}
         clients = json_bytes({"spread": spreads, "clients": per_client})
-        # Whenever this is killed, the model is one of the two.
-        models = (*self._check_model(manifest), sha256(model))
-        self.checkpoints.write(manifest.model_copy(update={"models": models}))
+        contents = {self.model_path: model} | ({} if best is None else {self.best_path: module_bytes(best)})
+        digests = tuple(map(sha256, contents.values()))
+        # Whenever this is killed, a model is one of the two.
+        self.checkpoints.write(
+            manifest.model_copy(update={"models": (*self._check_models(manifest), *digests)})
+        )
         write_atomically(self.clients_path, clients)
-        write_atomically(self.model_path, model)
-        final = FinalFiles(round=manifest.round, model=sha256(model), clients=sha256(clients))
-        changes = {"config": manifest.config[-1:], "models": (final.model,), "final": final}
+        for path, content in contents.items():
+            write_atomically(path, content)
+        final = FinalFiles(
+            round=manifest.round, model=digests[0], clients=sha256(clients), best=[*digests, None][1]
+        )
+        changes = {"config": manifest.config[-1:], "models": digests, "final": final}
         self.checkpoints.write(manifest.model_copy(update=changes))
 
     # -- what happened ------------------------------------------------------------------------------------
@@ -296,6 +321,12 @@ class RunFolder:
                 f"{self.clients_path}: has no spread over clients; remove the folder and run it again"
             ) from None
 
+    def read_commit(self) -> str | None:
+        """Of the program that last trained here, if it was known."""
+        content = read_json(self.environment_path) if self.environment_path.exists() else {}
+        commit = content.get("commit") if isinstance(content, dict) else None
+        return str(commit) if commit else None
+
     def note_divergence(self, error: str) -> None:
         write_sealed(self.divergence_path, {"error": error})
 
@@ -313,19 +344,45 @@ class RunFolder:
 
     def own_files(self) -> list[Path]:
         """The files that a run and its diagnostics have written here, but for the lock."""
-        files = [path for path in (*self._files, self.path / "synthetic.png") if path != self.lock.path]
+        others = {self.lock.path, *self._foreign_models()}
+        files = [path for path in (*self._files, self.path / "synthetic.png") if path not in others]
         files += [path for path in _entries(self.path) if _HALF_WRITTEN.fullmatch(path.name)]
         files += self.checkpoints.own_files()
-        files += [path for path in _entries(self.path / "diagnostics") if path.suffix == ".json"]
+        files += [path for path in _entries(self.path / "diagnostics") if _is_result(path)]
         return [path for path in dict.fromkeys(files) if path.is_file() and not path.is_symlink()]
+
+    def _foreign_models(self) -> list[Path]:
+        """Files called as the run's models are, but of which the manifest knows nothing."""
+        try:
+            manifest = self.checkpoints.read()
+        except RunFolderError:
+            manifest = None
+        known = () if manifest is None else manifest.models
+        models = [path for path in (self.model_path, self.best_path) if path.is_file()]
+        return [path for path in models if sha256(read_bytes(path)) not in known]
 
     @property
     def _files(self) -> tuple[Path, ...]:
         return (
             *(self.config_path, self.identity_path, self.environment_path, self.history.path),
-            *(self.clients_path, self.model_path, self.divergence_path, self.stop_path),
+            *(self.clients_path, self.model_path, self.best_path, self.divergence_path, self.stop_path),
             *(self.checkpoints.manifest_path, self.lock.path),
         )
+
+
+def is_run_config(config: Any) -> bool:
+    return isinstance(config, dict) and {"algorithm", "training"} <= config.keys()
+
+
+def _is_result(path: Path) -> bool:
+    """Whether a file is one that a diagnostic has written."""
+    if path.suffix != ".json":
+        return False
+    try:
+        content = read_json(path)
+    except RunFolderError:
+        return False
+    return isinstance(content, dict) and {"format", "result"} <= content.keys()
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -334,7 +391,7 @@ def _entries(folder: Path) -> list[Path]:
 
 def first_difference(before: Any, now: Any, name: str = "") -> str | None:
     """Where two configs ask for different runs; how they are executed and for how long does not count."""
-    if name in {"execution", "training.rounds"}:
+    if name in {"execution", "training.rounds", "training.patience"}:
         return None
     if isinstance(before, dict) and isinstance(now, dict):
         for key in [*before, *(key for key in now if key not in before)]:

@@ -96,6 +96,15 @@ class Method:
             return method
         return replace(method, defaults={STEP_SIZE: sizes.value(sizes.share(run.training.lr))})
 
+    def starting_at(self, values: Mapping[Place, float]) -> Method:
+        """With other first values, which are cut to the ranges."""
+        inside = {
+            place: kind.value(kind.share(values[place]))
+            for place, kind in self.space.items()
+            if place in values
+        }
+        return replace(self, defaults={**self.defaults, **inside})
+
     @property
     def space(self) -> dict[Place, Range]:
         run = self.setting.planned(self.algorithm)
@@ -113,6 +122,16 @@ class Method:
                 value = value[key]
             values.append(self.defaults.get(place, lr if place == STEP_SIZE else float(value)))
         return tuple(values)
+
+    def values_of(self, assigned: Mapping[str, float]) -> Values:
+        """The values that were written as assignments."""
+        names = [".".join(map(str, place)) for place in self.space]
+        if set(names) != set(assigned):
+            raise FlatfedError(
+                f"{self.label}: it is tuned in {', '.join(names)}, but the settings given are for "
+                f"{', '.join(assigned) or 'nothing'}; tune it again"
+            )
+        return tuple(assigned[name] for name in names)
 
     def planned(self, values: Values, **training: Any) -> PlannedRun:
         """The run with these values of the space."""
@@ -176,6 +195,11 @@ class Tuned:
         return max(ended, key=lambda candidate: candidate.worth, default=None)
 
     @property
+    def worth(self) -> tuple[int, float]:
+        """That of the best configuration."""
+        return (0, float("-inf")) if self.best is None else self.best.worth
+
+    @property
     def gradients(self) -> int:
         return sum(candidate.gradients for candidate in self.candidates)
 
@@ -188,9 +212,17 @@ class Tuning:
     halving: Halving
     gradients: int
     """Of one whole run, at the end of the last rung."""
+    survivors: Sequence[int] = ()
+    """How many methods each rung has; all of them, unless given."""
 
     @classmethod
-    def checked(cls, methods: Sequence[Method], halving: Halving, gradients: int | None = None) -> Tuning:
+    def checked(
+        cls,
+        methods: Sequence[Method],
+        halving: Halving,
+        gradients: int | None = None,
+        survivors: Sequence[int] = (),
+    ) -> Tuning:
         """With as many gradients as all methods' rounds allow, unless a number is given."""
         if halving.configurations > 1 and importlib.util.find_spec("optuna") is None:
             raise FlatfedError("halving: needs optuna to propose; pip install 'flatfed[tune]'")
@@ -198,7 +230,7 @@ class Tuning:
             setting.check()
         if gradients is None:
             gradients = min(cls._whole(method) for method in methods)
-        tuning = cls(methods, halving, gradients)
+        tuning = cls(methods, halving, gradients, survivors)
         for method in methods:
             tuning.rung_rounds(method)  # refuses a budget below one round
         return tuning
@@ -230,10 +262,16 @@ class Tuning:
         """Trains what is missing, rung by rung over all methods."""
         results = [Tuned(method, [], self.rung_rounds(method)) for method in self.methods]
         for rung, count in enumerate(self.halving.counts):
-            for tuned in results:
+            for tuned in self._remaining(results, rung):
                 for candidate in self._entrants(tuned, rung, count):
                     self._advance(candidate, rung, tuned.rounds[rung], watch)
         return results
+
+    def _remaining(self, results: Sequence[Tuned], rung: int) -> list[Tuned]:
+        """The methods of a rung in their order: those whose best configuration has done best so far."""
+        count = self.survivors[rung] if self.survivors else len(results)
+        order = sorted(range(len(results)), key=lambda number: results[number].worth, reverse=True)
+        return [results[number] for number in sorted(order[:count])]
 
     def _entrants(self, tuned: Tuned, rung: int, count: int) -> Iterator[Candidate]:
         """The candidates of a rung; those of the first are proposed one after the other."""

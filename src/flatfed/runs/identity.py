@@ -2,7 +2,8 @@
 
 A run's identity is a digest of everything that decides its numbers: algorithm, training settings, the model
 with its first, frozen and buffered values, the data, the loss, the metrics, how clients are trained. Rounds
-are left out, because a run may go on for more of them; so is execution, which decides no number.
+are left out, because a run may go on for more of them, and so is the patience that may end it before; so is
+execution, which decides no number.
 
 Values are compared by content (see `runs.content`). What has none (a lambda, a function inside a function,
 one that loads data) is covered by the name and version that the user gives; without them the identity says
@@ -15,11 +16,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from flatfed.core.algorithm import Algorithm
+from flatfed.core.errors import FlatfedError, first_line
 from flatfed.core.flat import Loss
-from flatfed.core.settings import Training
+from flatfed.core.settings import Sharing, Training
+from flatfed.core.sharing import divided
 from flatfed.data.federation import Federation
 from flatfed.data.transform import Transform
 from flatfed.engines.metrics import Metric
@@ -82,6 +85,9 @@ def federation_identity(
         "metrics": lambda hasher: hasher.add(dict(metrics)),
         "transform": lambda hasher: hasher.add(transform),
     }
+    if training.sharing.normalisation == "frozen":
+        # It never travels, so that both sides must have the same.
+        components["frozen normalisation"] = lambda hasher: hasher.add(_kept_still(model, training.sharing))
     del components["first weights"]
     return _identity(components, version)
 
@@ -95,6 +101,12 @@ def _identity(components: Mapping[str, Component], version: str) -> Identity:
         except RecursionError:
             hasher = ContentHasher(versioned=bool(version))
             hasher.note_unseen("it is nested too deeply to be compared")
+        except (FlatfedError, MemoryError):
+            raise
+        except Exception as error:
+            # A user's object may do anything when it is looked at.
+            hasher = ContentHasher(versioned=bool(version))
+            hasher.note_unseen(f"it cannot be looked at ({type(error).__name__}: {first_line(error)})")
         digests[name] = hasher.digest.hexdigest()
         uncovered += [f"{name}: {reason}" for reason in hasher.unseen]
     return Identity(digests, tuple(dict.fromkeys(uncovered)))
@@ -105,7 +117,7 @@ def _method(algorithm: Algorithm, training: Training) -> dict[str, Component]:
     parts = [*algorithm.parts, algorithm.aggregate, algorithm.compress]
     return {
         "algorithm": lambda hasher: hasher.add([algorithm.describe(), parts]),
-        "training": lambda hasher: hasher.add(training.model_dump(exclude={"rounds"})),
+        "training": lambda hasher: hasher.add(training.model_dump(exclude={"rounds", "patience"})),
     }
 
 
@@ -118,6 +130,18 @@ def _model(model: nn.Module) -> dict[str, Component]:
         "first weights": lambda hasher: hasher.add([trained, dict(model.named_buffers())]),
         "frozen weights": lambda hasher: hasher.add(frozen),
     }
+
+
+def _kept_still(model: nn.Module, sharing: Sharing) -> dict[str, Tensor]:
+    """The parameters that a policy leaves out of training, and the buffers that it keeps as they are."""
+    division = divided(model, sharing)
+    trained = {entry.name for entry in division.whole.entries}
+    still = {
+        name: value for name, value in model.named_parameters() if value.requires_grad and name not in trained
+    }
+    kept = {name for name, *_ in division.private_buffers}
+    buffers = dict(model.named_buffers())
+    return still | {name: buffers[name] for name in sorted(division.stationary - kept)}
 
 
 def _add_data(hasher: ContentHasher, federation: Federation) -> None:

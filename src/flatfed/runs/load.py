@@ -1,19 +1,18 @@
 """A run that was trained before, from its folder."""
 
-import copy
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 
 from flatfed.algorithms import build
 from flatfed.core.errors import FlatfedError
-from flatfed.core.flat import load_buffers, load_vector
 from flatfed.core.settings import Training
+from flatfed.engines.evaluator import Snapshot
 from flatfed.engines.execution import Execution
 from flatfed.runs.files import read_json
 from flatfed.runs.folder import RunFolder
 from flatfed.runs.identity import run_identity
-from flatfed.runs.train import Run, go_on
+from flatfed.runs.train import Run, chosen_best, go_on, module_of
 from flatfed.training.config import Config
 from flatfed.training.start import start_engine
 from flatfed.training.task import Task
@@ -44,13 +43,12 @@ def load_run(folder: str | Path, task: Task | None = None) -> Run:
                 f"{path}: it was made with another model, data, loss or settings; give its own task"
             )
         existing.checkpoints.load_clients(engine.clients)
-    model = copy.deepcopy(task.model)
-    load_vector(model, plan.layout, checkpoint.server["model"])
-    load_buffers(model, checkpoint.buffers)
+    model = module_of(task.model, plan, Snapshot(checkpoint.server["model"], checkpoint.buffers))
+    history = existing.checkpoint_history()
     per_client = read_json(existing.clients_path)["clients"] if existing.clients_path.exists() else []
     return Run(
         model=model,
-        history=existing.checkpoint_history(),
+        history=history,
         algorithm=algorithm,
         training=training,
         server=dict(checkpoint.server),
@@ -59,6 +57,9 @@ def load_run(folder: str | Path, task: Task | None = None) -> Run:
         metrics=task.used_metrics,
         path=plan.path,
         path_reason=plan.path_reason,
-        continued=partial(go_on, task, algorithm, training, execution, (), path, bool(per_client), values),
+        continued=partial(
+            go_on, task, algorithm, training, execution, (), path, bool(per_client), values, None
+        ),
         per_client=per_client,
+        chosen=chosen_best(task.model, plan, checkpoint.best, history),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from flatfed.core.errors import FlatfedError, shown
+from flatfed.core.files import parse_json
 from flatfed.runs.files import read_json
 from flatfed.runs.folder import RunFolder
+from flatfed.runs.identity import setting_of
 from flatfed.runs.statistics import last
+from flatfed.training.best import ended_early
+from flatfed.training.config import Config
+from flatfed.training.own_task import parse_reference
 
 
 @dataclass(frozen=True)
@@ -39,11 +43,38 @@ def run_folders(root: Path) -> list[Path]:
         raise FlatfedError(f"{root}: no such folder; give one with run folders in it")
     folders = []
     for path, below, files in os.walk(root):
-        if "config.json" in files and "checkpoint" in below:
+        if "config.json" in files and "checkpoint" in below and RunFolder(Path(path)).holds_run():
             folders.append(Path(path))
             below.clear()
         below[:] = sorted(name for name in below if not name.startswith("."))
     return folders
+
+
+def runs_of(reference: Path, root: Path) -> list[Path]:
+    """The folders below `root` with runs of a config file's task, or of one such as my_task.py:make."""
+    setting = setting_of(Config.read(reference).model_dump(mode="json"))
+    if setting["task"] is not None:
+        # Its options may be others in every run.
+        setting = {"task": {key: setting["task"][key] for key in ("file", "make")}}
+    folders = []
+    for folder in run_folders(root):
+        with contextlib.suppress(FlatfedError, TypeError, AttributeError):
+            config = read_json(RunFolder(folder).config_path)
+            own = setting_of(config) if setting.keys() != {"task"} else {"task": _reference(config)}
+            if own == setting:
+                folders.append(folder)
+    if not folders:
+        raise FlatfedError(f"{reference}: no run of it in {root}; make one with flatfed run {reference}")
+    return folders
+
+
+def _reference(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: config["task"].get(key) for key in ("file", "make")} if config.get("task") else {}
+
+
+def is_reference(path: Path) -> bool:
+    """Whether a path names a task or a config file rather than run folders."""
+    return parse_reference(str(path)) is not None or path.suffix == ".toml"
 
 
 def summary(folder: Path) -> RunSummary:
@@ -55,20 +86,21 @@ def summary(folder: Path) -> RunSummary:
         history = existing.read_history()
         rounds, planned, seed = len(history), int(training["rounds"]), int(training["seed"])
         method, task = _described(config["algorithm"]), _task(config)
-        accuracy, state = last(history), _state(existing, rounds, planned)
-    except (FlatfedError, KeyError, TypeError, ValueError, AttributeError):
+        over = rounds >= planned or ended_early(history, training.get("patience"), training.get("best_by"))
+        accuracy, state = last(history), _state(existing, over)
+    except (FlatfedError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
         return RunSummary(folder, "", "", None, 0, None, None, "damaged", size, {})
     return RunSummary(folder, task, method, seed, rounds, planned, accuracy, state, size, config)
 
 
-def _state(folder: RunFolder, rounds: int, planned: int) -> str:
+def _state(folder: RunFolder, over: bool) -> str:
     if folder.lock.is_taken():
         return "running"
     if folder.divergence_path.exists():
         return "diverged"
     if folder.stop_path.exists():
         return "stopped early"
-    return "complete" if rounds >= planned and folder.model_path.exists() else "incomplete"
+    return "complete" if over and folder.model_path.exists() else "incomplete"
 
 
 def _described(table: Any) -> str:
@@ -113,8 +145,8 @@ def parse_conditions(texts: Sequence[str]) -> dict[str, Any]:
         if not sign or not key.strip():
             raise FlatfedError(f"--where {shown(text)}: write it as key=value, e.g. algorithm.name=fedsam")
         try:
-            conditions[key.strip()] = json.loads(value)
-        except ValueError:
+            conditions[key.strip()] = parse_json(value, text)
+        except FlatfedError:
             conditions[key.strip()] = value.strip()
     return conditions
 

@@ -19,6 +19,7 @@ from flatfed.runs.folder import RunFolder
 from flatfed.runs.identity import config_digest, digest_of, run_identity
 from flatfed.runs.train import Run, train
 from flatfed.training.config import Config
+from flatfed.training.evaluation import ClientSpread
 from flatfed.training.loop import Callback, History
 from flatfed.training.task import Task
 
@@ -46,6 +47,14 @@ class PlannedRun:
     def finished_rounds(self) -> History:
         return RunFolder(self.folder).read_history()
 
+    def client_spreads(self) -> dict[str, ClientSpread]:
+        """Of a complete run."""
+        return RunFolder(self.folder).read_clients()
+
+    def commit(self) -> str | None:
+        """Of the program that last trained it."""
+        return RunFolder(self.folder).read_commit()
+
     def check_task(self, task: Task) -> None:
         """Refuses a folder whose run had another model, data or settings."""
         used = task.model, task.federation, self.algorithm, task.loss, task.used_metrics
@@ -67,6 +76,7 @@ class PlannedRun:
             folder=self.folder,
             evaluate_on_clients=complete,
             config={**self.config, "training": training.model_dump(mode="json")},
+            progress=False,
         )
 
 
@@ -94,7 +104,7 @@ class Setting:
             return self.task
         if seed not in self._made:
             self._made.clear()
-            self._made[seed] = self._config(self.tables["algorithm"], {"seed": seed}).make_task()
+            self._made[seed] = self._config({"name": "fedavg"}, {"seed": seed}).make_task()
         return self._made[seed]
 
     def planned(self, algorithm: Mapping[str, Any], **training: Any) -> PlannedRun:
@@ -124,7 +134,10 @@ class Setting:
         return Config.checked({**self.tables, "algorithm": algorithm, "training": changed})
 
     def check(self) -> None:
-        """Refuses a setting in which nothing can be chosen by validation samples."""
+        """Refuses a setting in which validation samples cannot choose, or runs end by themselves."""
+        patience = self.tables.get("training", {}).get("patience")
+        if patience is not None:
+            raise FlatfedError(f"patience = {patience!r}: halving ends runs by itself; leave it out")
         task = self.task_of(self.seed)
         if task.federation.validation is None:
             raise FlatfedError(

@@ -84,6 +84,18 @@ def running_total(history: History, *keys: str) -> dict[int, float]:
     return sums
 
 
+def tail(history: History, key: str = ACCURACY) -> list[float]:
+    """The values of the last fifth of the rounds."""
+    return [value for number, value in by_round(history, key).items() if number > 0.8 * len(history)]
+
+
+def within(history: History, limit: float, *costs: str, key: str = ACCURACY) -> float | None:
+    """The last value that was reached before some costs together went over a limit."""
+    spent = running_total(history, *costs)
+    values = [value for number, value in by_round(history, key).items() if spent[number] <= limit]
+    return values[-1] if values else None
+
+
 # -- over the seeds of a method ---------------------------------------------------------------------------
 
 

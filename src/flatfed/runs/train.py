@@ -19,27 +19,48 @@ from flatfed.core.algorithm import Algorithm
 from flatfed.core.errors import DivergedError, FlatfedError, FlatfedWarning, shown
 from flatfed.core.flat import Loss, load_buffers, load_vector
 from flatfed.core.settings import Training
+from flatfed.core.sharing import PRIVATE_BUFFERS, PRIVATE_MODEL, divided
 from flatfed.core.state import check_like
+from flatfed.data.pooling import pooled_samples
 from flatfed.data.samples import Samples
 from flatfed.engines.client_store import ClientStore
 from flatfed.engines.engine import Engine
+from flatfed.engines.evaluator import Snapshot
 from flatfed.engines.execution import Execution
 from flatfed.engines.metrics import Metric
-from flatfed.engines.worker import Snapshot
+from flatfed.engines.planning import Plan
+from flatfed.engines.statistics import ServerStatistics
 from flatfed.runs import curves
-from flatfed.runs.files import RunFolderError, module_bytes, write_atomically
+from flatfed.runs.files import RunFolderError, module_bytes, stored_state, write_atomically
 from flatfed.runs.folder import RunFolder
 from flatfed.runs.identity import Identity, run_identity
+from flatfed.training.best import best_record
+from flatfed.training.callbacks import told_of_the_end
 from flatfed.training.checks import check_before_training, notes
 from flatfed.training.config import Config
 from flatfed.training.evaluation import ClientSpread, client_spreads, evaluate_clients
-from flatfed.training.loop import Callback, History, TrainingLoop, TrainingState
+from flatfed.training.loop import Callback, History, Statistics, TrainingLoop, TrainingState
+from flatfed.training.own_models import OwnModels
+from flatfed.training.progress import watched
 from flatfed.training.start import start_engine
 from flatfed.training.task import Task
 
 if TYPE_CHECKING:
     import pandas
     from plotly.graph_objects import Figure
+
+
+@dataclass(frozen=True)
+class Best:
+    """The model of a run's best round by the validation samples, the first one if several are as good."""
+
+    model: nn.Module
+    record: Mapping[str, Any]
+    """The round's line in the history."""
+
+    @property
+    def round(self) -> int:
+        return int(self.record["round"])
 
 
 @dataclass(repr=False)
@@ -63,6 +84,19 @@ class Run:
     per_client: list[dict[str, float]] = field(default_factory=list, repr=False)
     """Samples, loss and metrics of the final model on each client's data, if it was evaluated there; with a
     "test_" in front, on the client's own test data."""
+    chosen: Best | None = field(default=None, repr=False)
+
+    @property
+    def best(self) -> Best:
+        """The model of the best round, which validation samples choose."""
+        if self.chosen is not None:
+            return self.chosen
+        if best_record(self.history, self.training.best_by) is not None:
+            raise FlatfedError("best: that round was before the run kept its best model; train it again")
+        raise FlatfedError(
+            "best: the run had no validation samples to choose by; hold some out with "
+            "federation.with_validation(0.1)"
+        )
 
     @property
     def client_spreads(self) -> dict[str, ClientSpread]:
@@ -90,11 +124,25 @@ class Run:
             raise FlatfedError("folder: the run has none to go on in; call train with folder=…")
         return self.continued(rounds)
 
-    def save(self, path: str | Path) -> Path:
-        """Writes the global model's parameters and buffers as a safetensors file."""
-        path = Path(path)
+    def client_model(self, client: int) -> nn.Module:
+        """The model that a client has: the global one with what the client keeps to itself."""
+        model, division = copy.deepcopy(self.model), divided(self.model, self.training.sharing)
+        state = self.clients.read(client, self.server["model"])
+        if division.personal and not {PRIVATE_MODEL, PRIVATE_BUFFERS} & state.keys():
+            raise FlatfedError(
+                "client_model: what a federation's clients keep to themselves is at their sites"
+            )
+        if PRIVATE_MODEL in state:
+            load_vector(model, division.private, state[PRIVATE_MODEL])
+        if PRIVATE_BUFFERS in state:
+            load_buffers(model, division.unpacked(state[PRIVATE_BUFFERS]))
+        return model
+
+    def save(self, path: str | Path, best: bool = False) -> Path:
+        """Writes the parameters and buffers of the final, or the best, global model as a safetensors file."""
+        path, model = Path(path), self.best.model if best else self.model
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, module_bytes(self.model))
+        write_atomically(path, module_bytes(model))
         return path
 
 
@@ -127,12 +175,15 @@ def train(
     folder: str | Path | None = None,
     evaluate_on_clients: bool = False,
     config: Mapping[str, Any] | None = None,
+    progress: bool | None = None,
 ) -> Run:
     """Trains a task's model on its clients and returns the run.
 
     With a `folder` the run is recorded and checkpointed there, and goes on from the last checkpoint if there
     is one. `evaluate_on_clients` also evaluates the final model on every client's data, and on its own test
     data if the federation has some. `config` is recorded in the folder in place of algorithm and settings.
+    A terminal or notebook shows how far the training has come, unless `progress` is False; with True it is
+    written anywhere.
     """
     check_before_training(task, algorithm, training, callbacks)
     for note in notes(algorithm, training, execution.device):
@@ -142,35 +193,72 @@ def train(
     path = None if folder is None else Path(folder)
     if path is not None:
         RunFolder(path).check_usable()
+        stored_state(task.model)  # now, not when all rounds are done
     engine = start_engine(task, algorithm, training, execution, path)
 
     def on_clients(snapshot: Snapshot) -> list[dict[str, float]]:
-        clients = range(len(task.federation)) if evaluate_on_clients else ()
-        return evaluate_clients(engine.evaluate, task.federation, snapshot, clients)
+        if not evaluate_on_clients:
+            return []
+        federation, plan = task.federation, engine.plan
+        own = OwnModels(
+            plan, task.model, federation, lambda client: engine.clients.read(client, snapshot.model)
+        )
+        return evaluate_clients(engine.evaluate, federation, snapshot, range(len(federation)), own)
 
     if config is None:
         settings = {"training": training.model_dump(), "execution": execution.model_dump()}
         config = {"algorithm": algorithm.describe(), **settings}
     try:
-        run = run_engine(
-            engine,
-            task.model,
-            task.federation.evaluated,
-            callbacks,
-            on_clients,
-            path,
-            config,
-            None if path is None else run_identity(task, engine.plan),
-            execution.checkpoint_every,
-        )
+        with watched(progress, algorithm.name, training.rounds) as watchers:
+            run = run_engine(
+                engine,
+                task.model,
+                _evaluated(task, training, execution),
+                [*callbacks, *watchers],
+                on_clients,
+                path,
+                config,
+                None if path is None else run_identity(task, engine.plan),
+                execution.checkpoint_every,
+                _server_statistics(task, engine.plan),
+            )
     finally:
         engine.close()
 
     if path is not None:
         run.continued = partial(
-            go_on, task, algorithm, training, execution, callbacks, path, evaluate_on_clients, config
+            go_on,
+            task,
+            algorithm,
+            training,
+            execution,
+            callbacks,
+            path,
+            evaluate_on_clients,
+            config,
+            progress,
         )
     return run
+
+
+def _evaluated(task: Task, training: Training, execution: Execution) -> dict[str, Samples]:
+    """What the global model is evaluated on, by the name that it has in the history."""
+    samples, count = dict(task.federation.evaluated), execution.training_samples
+    if count is not None:
+        samples["training"] = pooled_samples(task.federation, count, training.seed)
+    return samples
+
+
+def _server_statistics(task: Task, plan: Plan) -> Statistics | None:
+    if not plan.division.recomputed:
+        return None
+    samples = task.federation.validation
+    if samples is None:
+        raise FlatfedError(
+            'sharing.normalisation = "recompute": the server has no samples; hold some out with '
+            "data.validation, or Federation.with_validation"
+        )
+    return ServerStatistics(plan, task.model, task.federation.transform, samples)
 
 
 def go_on(
@@ -182,10 +270,11 @@ def go_on(
     folder: Path,
     evaluate_on_clients: bool,
     config: Mapping[str, Any],
+    progress: bool | None,
     rounds: int,
 ) -> Run:
     """Trains on in a run's folder, where only the number of rounds may be another."""
-    more = training.replaced(rounds=rounds)
+    more = training.continued(rounds)
     return train(
         task,
         algorithm,
@@ -195,6 +284,7 @@ def go_on(
         folder=folder,
         evaluate_on_clients=evaluate_on_clients,
         config={**config, "training": more.model_dump(mode="json")},
+        progress=progress,
     )
 
 
@@ -214,6 +304,7 @@ def run_config(
         folder=folder,
         evaluate_on_clients=True,
         config=json.loads(config.model_dump_json()),
+        progress=False,  # commands have bars of their own
     )
 
 
@@ -227,6 +318,7 @@ def run_engine(
     config: Mapping[str, Any],
     identity: Identity | None,
     checkpoint_every: int,
+    statistics: Statistics | None = None,
 ) -> Run:
     """All rounds of a training with an engine that is ready, from where the folder's run stopped."""
     state = TrainingState.initial(engine.plan, model)
@@ -235,19 +327,19 @@ def run_engine(
         if path is not None and identity is not None:
             folder = RunFolder(path)
             _open(folder, engine, state, config, identity)
-        loop = TrainingLoop(engine, model, state, evaluated, callbacks, folder, checkpoint_every)
+        loop = TrainingLoop(engine, model, state, evaluated, callbacks, folder, checkpoint_every, statistics)
         try:
-            loop.run()
+            with told_of_the_end(callbacks):
+                loop.run()
         except DivergedError as error:
             if folder is not None:
                 folder.note_divergence(str(error))
             raise
-        final = copy.deepcopy(model)
-        load_vector(final, engine.plan.layout, state.server["model"].cpu())
-        load_buffers(final, state.buffers)
+        final = module_of(model, engine.plan, state.snapshot)
+        best = chosen_best(model, engine.plan, state.best, state.history)
         per_client = on_clients(state.snapshot)
         if folder is not None:
-            folder.finish(final, per_client)
+            folder.finish(final, per_client, None if best is None else best.model)
     finally:
         if folder is not None:
             folder.close()
@@ -264,7 +356,21 @@ def run_engine(
         path=plan.path,
         path_reason=plan.path_reason,
         per_client=per_client,
+        chosen=best,
     )
+
+
+def module_of(model: nn.Module, plan: Plan, snapshot: Snapshot) -> nn.Module:
+    """A copy of a model with the parameters and buffers of a snapshot."""
+    module = copy.deepcopy(model)
+    load_vector(module, plan.layout, snapshot.model.cpu())
+    load_buffers(module, snapshot.buffers)
+    return module
+
+
+def chosen_best(model: nn.Module, plan: Plan, best: Snapshot | None, history: History) -> Best | None:
+    record = best_record(history, plan.training.best_by)
+    return None if best is None or record is None else Best(module_of(model, plan, best), record)
 
 
 def _open(
@@ -276,7 +382,11 @@ def _open(
     checkpoint = folder.checkpoints.load()
     if checkpoint is not None:
         try:
-            for stored, expected in ((checkpoint.server, state.server), (checkpoint.buffers, state.buffers)):
+            pairs = [(checkpoint.server, state.server), (checkpoint.buffers, state.buffers)]
+            if checkpoint.best is not None:
+                pairs.append(({"model": checkpoint.best.model}, {"model": state.server["model"]}))
+                pairs.append((dict(checkpoint.best.buffers), state.buffers))
+            for stored, expected in pairs:
                 check_like(stored, expected, str(folder.checkpoints.server_path))
         except FlatfedError as error:
             raise RunFolderError(str(error)) from None
@@ -294,6 +404,9 @@ def _open(
         state.round = checkpoint.round
         state.server = {name: value.to(plan.device) for name, value in checkpoint.server.items()}
         state.buffers = {name: value.to(plan.device) for name, value in checkpoint.buffers.items()}
+        if checkpoint.best is not None:
+            buffers = {name: value.to(plan.device) for name, value in checkpoint.best.buffers.items()}
+            state.best = Snapshot(checkpoint.best.model.to(plan.device), buffers)
         state.history = folder.checkpoint_history()
         if len(state.history) != state.round:
             raise RunFolderError(
@@ -305,6 +418,7 @@ def _open(
         "reason": plan.path_reason,
         "workers": engine.workers,
         "parameters": plan.layout.size,
+        **({} if plan.most_clients is None else {"clients_at_a_time": plan.most_clients}),
     }
     if identity.uncovered:
         warnings.warn(

@@ -17,6 +17,7 @@ from flatfed.core.tree import cloned, rows
 from flatfed.data.federation import Federation, PooledFederation
 from flatfed.engines.precision import slow_precision
 from flatfed.engines.trial import drawn_streams, other_streams
+from flatfed.training.best import check_validation
 from flatfed.training.task import Task, is_cross_entropy
 
 
@@ -35,6 +36,12 @@ def check_before_training(task: object, algorithm: object, training: object, cal
         raise FlatfedError(
             "weighting = 'samples': the federation does not know its clients' sizes; use uniform"
         )
+    if training.sharing.normalisation == "recompute" and training.evaluate == "active_mean":
+        raise FlatfedError(
+            "evaluate = 'active_mean': with sharing.normalisation = 'recompute' the statistics are those of "
+            "the global model; evaluate that (broadcast)"
+        )
+    check_validation(training, task.federation.evaluated, task.used_metrics)
     if is_cross_entropy(task.loss):
         check_labels(task.model, task.federation, ignored_label(task.loss))
 

@@ -35,8 +35,10 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 import torch
 from pydantic import (
+    Discriminator,
     Field,
     SerializerFunctionWrapHandler,
+    Tag,
     ValidationError,
     field_validator,
     model_serializer,
@@ -53,7 +55,7 @@ from flatfed.core.part import SLOTS
 from flatfed.core.settings import ALTERNATIVES, CheckedModel, Training
 from flatfed.core.types import Count, SomeShare
 from flatfed.data.client_tests import matching_rows, own_rows
-from flatfed.data.datasets import DATASETS, TrainTest
+from flatfed.data.datasets import CATALOG, DATASETS, TrainTest
 from flatfed.data.datasets.subset import check_share, subset
 from flatfed.data.federation import Federation, PooledFederation
 from flatfed.data.partition import PARTITIONS, Natural, Partition
@@ -61,19 +63,27 @@ from flatfed.data.partition.base import Indices
 from flatfed.data.pool import Pool
 from flatfed.engines.execution import Execution
 from flatfed.models import MODELS
+from flatfed.models.lora import OPTIONS as ADAPTERS
+from flatfed.models.lora import lora
 from flatfed.training import own_task
 from flatfed.training.task import Task
 
 DEEPEST = 100
 Named = Annotated[dict[str, Any], Field(min_length=1)]
 Held = TypeVar("Held", bound=Federation)
+ALL = "all"
+ClientCount = Annotated[
+    Annotated[Count, Tag("int")] | Annotated[Literal["all"], Tag("str")],
+    Discriminator(lambda value: "str" if value == ALL else "int"),
+]
 
 
 class DataConfig(CheckedModel):
     """Which data, and among how many clients they are divided."""
 
     dataset: str = "digits"
-    clients: Count = 100
+    clients: ClientCount = 100
+    """How many, or "all" that the data have by nature."""
     client_tests: Count | Literal["matching"] | None = None
     """Test samples for each client that match its training data: how many, or "matching" for as many as an
     equal share of the test set has. Natural clients may have test samples of their own; they get those."""
@@ -120,6 +130,19 @@ class Config(CheckedModel):
     algorithm: Named = {"name": "fedavg"}
     training: Training
     execution: Execution = Execution()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_clients(cls, values: Any) -> Any:
+        data = values.get("data") if isinstance(values, Mapping) else None
+        name = data.get("dataset") if isinstance(data, Mapping) else None
+        info = CATALOG.get(name) if isinstance(name, str) else None
+        if info is None or not info.own_clients:
+            return values
+        values = {"partition": {"name": "natural"}, **values}
+        if values["partition"] in ("natural", {"name": "natural"}):
+            values["data"] = {"clients": ALL, **values["data"]}
+        return values
 
     @field_validator("partition", "model", "algorithm", mode="before")
     @classmethod
@@ -178,7 +201,11 @@ class Config(CheckedModel):
         _check_options(f"data.options ({config.data.dataset})", own, loader)
         check_share("data.options.subset", config.data.options.get("subset", 1.0))
         _named_function("model", config.model, MODELS)
-        config.training.cohort_size(config.data.clients)
+        clients = config.data.clients
+        if isinstance(clients, int):
+            config.training.cohort_size(clients)
+        elif config.partition.get("name") != "natural":
+            raise FlatfedError("data.clients = 'all': only natural clients are that many; give a number")
         return config
 
     @classmethod
@@ -205,15 +232,20 @@ class Config(CheckedModel):
         generator = random.numpy_generator(self.training.seed, "partition")
         try:
             partition = self._partition(data.groups)
-            rows = partition.split(data.train_targets.numpy(), self.data.clients, generator)
+            clients = self.data.clients
+            if not isinstance(clients, int):
+                assert isinstance(partition, Natural), "which is checked with the config"
+                clients = partition.clients
+                self.training.cohort_size(clients)
+            rows = partition.split(data.train_targets.numpy(), clients, generator)
         except FlatfedError:
             raise
         except ValueError as error:
             raise FlatfedError(f"partition.{self.partition['name']}: {error}") from None
-        clients = Pool("clients", data.train_inputs, data.train_targets, list(map(from_numpy, rows)))
+        pool = Pool("clients", data.train_inputs, data.train_targets, list(map(from_numpy, rows)))
         test = (data.test_inputs, data.test_targets)
         tests = self._client_tests(data, rows)
-        return self._validated(PooledFederation(clients, test, data.transform, data.classes, tests))
+        return self._validated(PooledFederation(pool, test, data.transform, data.classes, tests))
 
     def _validated(self, federation: Held) -> Held:
         """The federation with the validation samples that the config asks for."""
@@ -226,7 +258,7 @@ class Config(CheckedModel):
         return self.make_task().federation.validation is not None if own else self.data.validation is not None
 
     def _client_tests(self, data: TrainTest, rows: Sequence[Indices]) -> Pool | None:
-        requested, clients = self.data.client_tests, self.data.clients
+        requested, clients = self.data.client_tests, len(rows)
         if requested is None:
             return None
         natural = self.partition["name"] == "natural" and "groups" not in self.partition
@@ -282,12 +314,14 @@ def make_model(
 ) -> nn.Module:
     """The model of a {name, options…} table with its first weights."""
     make, options = _named_function("model", description, MODELS)
+    adapters = options.pop("lora", None)
     # Not torch's global stream, from which other threads may draw meanwhile.
     with random.routed(random.torch_generator(seed, "weights")):
         try:
-            return make(input_shape, classes, **options)
+            model = make(input_shape, classes, **options)
         except (TypeError, ValueError, RuntimeError) as error:
             raise FlatfedError(f"model.{description['name']}: {error}") from None
+    return model if adapters is None else lora(model, **adapters, seed=seed)
 
 
 def _named_function(
@@ -305,12 +339,24 @@ def _named_function(
 
 def _check_options(field: str, options: Mapping[str, Any], function: Callable[..., Any]) -> None:
     # A model's input shape and classes are those of the data.
-    given = {"input_shape", "classes"} if function in MODELS.values() else set()
+    is_model = function in MODELS.values()
+    given = {"input_shape", "classes"} if is_model else set()
     known = sorted(inspect.signature(function).parameters.keys() - given)
+    if is_model and "lora" in options:
+        _check_adapters(options["lora"])
+        options = {key: value for key, value in options.items() if key != "lora"}
     for option in options:
         if option not in known:
             hint = did_you_mean(option, known) if known else "there are no options"
             raise FlatfedError(f"{field}.{option}: unknown; {hint}")
+
+
+def _check_adapters(table: object) -> None:
+    if not isinstance(table, Mapping):
+        raise FlatfedError(f"model.lora = {shown(table)}: give a table, such as {{ rank = 8 }}")
+    for option in table:
+        if option not in ADAPTERS:
+            raise FlatfedError(f"model.lora.{option}: unknown; {did_you_mean(str(option), ADAPTERS)}")
 
 
 @functools.lru_cache(maxsize=2)

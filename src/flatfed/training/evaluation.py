@@ -11,7 +11,10 @@ from typing import Any
 from flatfed.data.federation import Federation
 from flatfed.data.pool import ClientData
 from flatfed.data.samples import Samples
-from flatfed.engines.worker import Snapshot
+from flatfed.engines.evaluator import Snapshot
+
+OWN = ("personal", "fine_tuned")
+"""The models that clients may have of their own."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +37,23 @@ class ClientSpread:
 def client_spreads(per_client: Sequence[Mapping[str, Any]]) -> dict[str, ClientSpread]:
     """The spread of what `evaluate_clients` measured, on "train" and, if clients have some, "test" data.
 
+    That of models that clients have of their own is called "personal train" and so on.
+
     A metric that is called accuracy but is not a share of the samples has none.
     """
+    spreads: dict[str, ClientSpread] = {}
+    for own in ("", *OWN):
+        spreads |= _spreads(per_client, own)
+    return spreads
+
+
+def _spreads(per_client: Sequence[Mapping[str, Any]], own: str) -> dict[str, ClientSpread]:
     spreads = {}
-    for name, prefix in (("train", ""), ("test", "test_")):
+    for samples, prefix in (("train", ""), ("test", "test_")):
+        name, accuracy = f"{own} {samples}".strip(), f"{prefix}{own}_accuracy" if own else f"{prefix}accuracy"
         # Not every client needs to have test data.
-        clients = [client for client in per_client if f"{prefix}accuracy" in client]
-        accuracies = [client[f"{prefix}accuracy"] for client in clients]
+        clients = [client for client in per_client if accuracy in client]
+        accuracies = [client[accuracy] for client in clients]
         if accuracies and all(0 <= accuracy <= 1 for accuracy in accuracies):
             spreads[name] = ClientSpread.of(accuracies, [client[f"{prefix}samples"] for client in clients])
     return spreads
@@ -51,16 +64,25 @@ def evaluate_clients(
     federation: Federation,
     snapshot: Snapshot,
     clients: Sequence[int],
+    own_models: Callable[[int, Snapshot], Mapping[str, Snapshot]] = lambda client, snapshot: {},
 ) -> list[dict[str, float]]:
-    """Samples, loss and metrics of one model on each client's own data, and on its own test data."""
+    """Samples, loss and metrics of one model on each client's own data, and on its own test data.
 
-    def on(data: ClientData) -> dict[str, float]:
-        return {"samples": len(data), **evaluate(snapshot, data.whole())}
+    Those of the models that a client has of its own have their names in front.
+    """
+
+    def on(data: ClientData, models: Mapping[str, Snapshot]) -> dict[str, float]:
+        samples = data.whole()
+        record = {"samples": len(data), **evaluate(snapshot, samples)}
+        for own, model in models.items():
+            record |= {f"{own}_{name}": value for name, value in evaluate(model, samples).items()}
+        return record
 
     records = []
     for client in clients:
-        record, test = on(federation.client(client)), federation.client_test(client)
+        models, test = own_models(client, snapshot), federation.client_test(client)
+        record = on(federation.client(client), models)
         if test is not None:
-            record |= {f"test_{name}": value for name, value in on(test).items()}
+            record |= {f"test_{name}": value for name, value in on(test, models).items()}
         records.append(record)
     return records

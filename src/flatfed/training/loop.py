@@ -23,10 +23,11 @@ from flatfed.core.state import Dimensions, State, initial_state
 from flatfed.data.samples import Samples
 from flatfed.engines.client_store import ClientStore
 from flatfed.engines.engine import Engine
+from flatfed.engines.evaluator import Snapshot
 from flatfed.engines.planning import Plan
 from flatfed.engines.server_loss import server_loss
 from flatfed.engines.trial import plain_torch
-from flatfed.engines.worker import Snapshot
+from flatfed.training.best import Record, best_record, ended_early
 
 CHECKPOINT_SECONDS = 30.0
 History = list[dict[str, Any]]
@@ -46,10 +47,16 @@ class Progress:
     """The round's line in the history."""
     cohort: Sequence[int]
     dimensions: Dimensions
+    before: State = field(default_factory=dict)
+    """The server's vectors before the round."""
 
 
 Callback = Callable[[Progress], Mapping[str, float] | None]
 """Called after every round; numbers that it returns go into the history."""
+
+
+Statistics = Callable[[Tensor, State], dict[str, Tensor]]
+"""Makes a model's buffers from the model and its buffers so far."""
 
 
 @runtime_checkable
@@ -67,6 +74,8 @@ class TrainingState:
     buffers: dict[str, Tensor]
     round: int = 0
     history: History = field(default_factory=list)
+    best: Snapshot | None = None
+    """The model of the round that is the best by the validation samples, if there are some."""
 
     @classmethod
     def initial(cls, plan: Plan, model: nn.Module) -> TrainingState:
@@ -112,17 +121,22 @@ class TrainingLoop:
         callbacks: Sequence[Callback] = (),
         recorder: Recorder | None = None,
         checkpoint_every: int = 10,
+        statistics: Statistics | None = None,
     ) -> None:
+        """`statistics`, if given, makes those of the global model after every round."""
         self.engine, self.model, self.state, self.evaluated = engine, model, state, evaluated
         self.callbacks, self.recorder, self.checkpoint_every = callbacks, recorder, checkpoint_every
         self.plan, self.algorithm, self.training = engine.plan, engine.plan.algorithm, engine.plan.training
+        self.statistics = statistics
         self._between_rounds, self._unsaved, self._saved_at = True, False, time.monotonic()
+        best = best_record(state.history, self.training.best_by)
+        self._best: list[Record] = [] if best is None else [best]
 
     @plain_torch()
     def run(self) -> None:
         """All rounds that are left; if they end early, the state is that of the last finished round."""
         try:
-            while self.state.round < self.training.rounds:
+            while self.state.round < self.training.rounds and not self._is_over():
                 self._one_round()
                 self._save_if_due(self.state.round % self.checkpoint_every == 0)
         except (KeyboardInterrupt, FlatfedError):
@@ -158,7 +172,7 @@ class TrainingLoop:
         state, number = self.state, self.state.round
         task_record = self._before_round()
         clients = cohort(self.training, self.plan.population.clients, number)
-        sent = broadcast(self.algorithm, state.server, state.buffers)
+        sent = broadcast(self.algorithm, state.server, self.plan.division.travelling(state.buffers))
         mean = self.engine.train(sent, number, clients)
         buffers = apply_buffer_change(state.buffers, mean.buffers)
         self._check_finite(mean, buffers)
@@ -175,10 +189,15 @@ class TrainingLoop:
             server |= member.keyed(member.server, changed)
         if not all_finite(server["model"]):
             raise self._divergence("the global model is no longer finite")
+        if self.statistics is not None:
+            buffers = self.statistics(server["model"], buffers)
         record = self._record(mean, server, buffers, time.perf_counter() - began)
+        evaluated = self._evaluate(record, mean, server, buffers)
         for name, value in task_record.items():
             record[name] = record.get(name, 0) + value
-        progress = Progress(number + 1, server, buffers, record, clients, self.plan.dimensions)
+        progress = Progress(
+            number + 1, server, buffers, record, clients, self.plan.dimensions, self.state.server
+        )
         for callback in self.callbacks:
             for name, value in (callback(progress) or {}).items():
                 if name in record:
@@ -189,6 +208,8 @@ class TrainingLoop:
         self.engine.clients.commit()
         state.server, state.buffers, state.round = server, buffers, number + 1
         state.history.append(record)
+        if best_record([*self._best, record], self.training.best_by) is record:
+            self._best, state.best = [record], evaluated
         if self.recorder is not None:
             self.recorder.append(record)
         self._between_rounds = True
@@ -226,13 +247,14 @@ class TrainingLoop:
         algorithm, training, finished = self.algorithm, self.training, self.state.round + 1
         always = set(algorithm.broadcast) - set(algorithm.sent_once)
         down = sum(server[key].nbytes for key in always)
-        buffer_bytes = sum(value.numel() * value.element_size() for value in buffers.values())
+        travelling = self.plan.division.travelling(buffers).values()
+        buffer_bytes = sum(value.numel() * value.element_size() for value in travelling)
         displacement = mean.uploads["displacement"]
         if algorithm.compress.estimates and "displacement" in algorithm.compressed:
             # What is sent is a change of the displacement, which the server keeps.
             displacement = server[algorithm.estimate_key("displacement")]
         distance = mean.flatness_distance
-        record: dict[str, Any] = {
+        return {
             "round": finished,
             "train_loss": mean.loss,
             "participants": mean.clients,
@@ -246,17 +268,30 @@ class TrainingLoop:
             "gradient_evaluations": mean.gradient_evaluations,
             "seconds": seconds,
         }
+
+    def _evaluate(
+        self, record: dict[str, Any], mean: Aggregate, server: State, buffers: State
+    ) -> Snapshot | None:
+        """Adds loss and metrics to a round's record if they are due; returns the model that they are of."""
+        training, finished = self.training, self.state.round + 1
         due = finished % training.evaluate_every == 0 or finished == training.rounds
-        if self.evaluated and due:
-            model = server["model"]
-            if training.evaluate == "active_mean":
-                assert mean.displacement is not None, "an engine without it refuses this setting"
-                start = broadcast(algorithm, self.state.server, buffers).vectors["model"]
-                model = start + mean.displacement
-            for samples_name, samples in self.evaluated.items():
-                metrics = self.engine.evaluate(Snapshot(model, buffers), samples)
-                record |= {f"{samples_name}_{name}": value for name, value in metrics.items()}
-        return record
+        if not self.evaluated or not due:
+            return None
+        model = server["model"]
+        if training.evaluate == "active_mean":
+            assert mean.displacement is not None, "an engine without it refuses this setting"
+            start = broadcast(self.algorithm, self.state.server, buffers).vectors["model"]
+            model = start + mean.displacement
+        evaluated = Snapshot(model, buffers)
+        for samples_name, samples in self.evaluated.items():
+            metrics = self.engine.evaluate(evaluated, samples)
+            record.update({f"{samples_name}_{name}": value for name, value in metrics.items()})
+        return evaluated
+
+    def _is_over(self) -> bool:
+        """Whether there was no better round for as long as the training's patience."""
+        last = self.state.history[-1:]
+        return ended_early([*self._best, *last], self.training.patience, self.training.best_by)
 
     @property
     def _recorded_norms(self) -> list[tuple[str, str]]:

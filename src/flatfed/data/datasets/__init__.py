@@ -7,7 +7,6 @@ config reader and `flatfed data list`, `get` and `check` then know it.
 import importlib
 import pkgutil
 
-from flatfed.data.datasets.arrays import from_huggingface
 from flatfed.data.datasets.base import TrainTest
 from flatfed.data.datasets.catalog import CATALOG, DATASETS, data_folder
 from flatfed.data.datasets.digits import load_digits_tensors
@@ -15,4 +14,4 @@ from flatfed.data.datasets.digits import load_digits_tensors
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["CATALOG", "DATASETS", "TrainTest", "data_folder", "from_huggingface", "load_digits_tensors"]
+__all__ = ["CATALOG", "DATASETS", "TrainTest", "data_folder", "load_digits_tensors"]

@@ -9,12 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flatfed.core.errors import FlatfedError
-from flatfed.core.flat import all_finite
-from flatfed.data.transform import AsStored, Augmentation, ImageTransform, Transform
+from flatfed.data.transform import AsStored, Augmentation, Transform, image_transform
 
 Array = NDArray[Any]
-Bytes = NDArray[np.uint8]
 
 
 class Labelled(NamedTuple):
@@ -88,39 +85,5 @@ def image_set(
     augmentation: Augmentation = "none",
 ) -> TrainTest:
     """uint8 images and their transform; a mean or deviation not given is that of the training set."""
-    channels = train.inputs.shape[1]
-    if mean is None and std is None:
-        mean, std = pixel_statistics(train.inputs)
-    if mean is None or std is None:
-        given, missing = ("mean", "std") if std is None else ("std", "mean")
-        raise FlatfedError(f"{given}: it is given without {missing}; give both or neither")
-    for option, values in (("mean", mean), ("std", std)):
-        if len(values) != channels:
-            raise FlatfedError(
-                f"{option} = {list(values)}: the images have {channels} channels; give as many"
-            )
-    if min(std) <= 0:
-        raise FlatfedError(f"std = {list(std)}: must be positive")
-    transform = ImageTransform(tuple(map(float, mean)), tuple(map(float, std)), augmentation)
-    darkest_and_brightest = torch.tensor([0, 255], dtype=torch.uint8).expand(1, channels, 1, 2)
-    if not all_finite(transform.evaluate(darkest_and_brightest)):
-        raise FlatfedError(f"mean = {list(mean)}, std = {list(std)}: pixels become infinite; give others")
+    transform = image_transform(train.inputs, mean, std, augmentation)
     return train_test(name, train, test, classes, transform)
-
-
-def pixel_statistics(images: Bytes) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of pixel/255 per channel of [n, C, H, W].
-
-    Sums are whole numbers, so the result does not depend on the platform or on the order of the images.
-    """
-    total = np.zeros(images.shape[1], np.int64)
-    squares = np.zeros(images.shape[1], np.int64)
-    for start in range(0, len(images), 4096):  # a chunk's squares need twice its memory
-        chunk = images[start : start + 4096]
-        total += chunk.sum((0, 2, 3), dtype=np.int64)
-        squares += np.square(chunk, dtype=np.uint16).sum((0, 2, 3), dtype=np.int64)
-    count = images.size // images.shape[1]
-    mean = total / count
-    deviation = np.sqrt(np.maximum(squares / count - mean**2, 0))
-    deviation[deviation == 0] = 255.0  # a constant channel carries nothing; leave it finite
-    return tuple((mean / 255).tolist()), tuple((deviation / 255).tolist())

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict, ValidationError, validate_call
 
-from flatfed.core.errors import FlatfedError, one_line, printable
+from flatfed.core.errors import FlatfedError, brief, one_line
 from flatfed.data.datasets.base import TrainTest
 from flatfed.data.files import expanded, read_file
 
@@ -62,6 +62,9 @@ class DatasetInfo:
     name: str
     title: str  # what it is, in a few words
     origin: str = ""  # of a data set that has no files in the data folder: where it comes from
+    own_clients: bool = (
+        False  # whether it is divided among its natural clients unless a config says otherwise
+    )
     folders: tuple[str, ...] = ()  # below the data folder; downloads go to the first
     markers: tuple[str, ...] = ()  # patterns of files, one of which shows that this is the folder
     system_folders: tuple[str, ...] = ()  # where the operating system's own packages put the data set
@@ -219,9 +222,3 @@ def _checksum_mismatch(checksum: str | None, source: bytearray | Path) -> str:
     if actual == published:
         return ""
     return f"wrong checksum, {kind} {actual[:12]}… where {published[:12]}… is published"
-
-
-def brief(error: BaseException) -> str:
-    """An error's text as one short line."""
-    text = printable(" ".join(str(error).split())) or type(error).__name__
-    return text if len(text) <= 120 else text[:117] + "…"

@@ -16,8 +16,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from flatfed.core.errors import brief
 from flatfed.data.datasets.base import Labelled, TrainTest, image_set
-from flatfed.data.datasets.catalog import DatasetInfo, Folder, archive, brief, register
+from flatfed.data.datasets.cache import Arrays, arrays_of, cached, samples_of
+from flatfed.data.datasets.catalog import DatasetInfo, Folder, archive, register
 from flatfed.data.transform import Augmentation
 
 Normalisation = Literal["feddyn", "fedswa"]
@@ -57,13 +59,16 @@ class CifarFormat:
                 return self._read_binary(located / f"{name}.bin", self.images[name], verify)
             return self._read_pickled(located / name, self.images[name], verify)
 
-        # Reading and checksums leave the interpreter lock free.
-        with ThreadPoolExecutor(2) as pool:
-            *train, test = pool.map(read, self.images)
+        def read_all() -> Arrays:
+            # Reading and checksums leave the interpreter lock free.
+            with ThreadPoolExecutor(2) as pool:
+                *train, test = pool.map(read, self.images)
+            return arrays_of(_images(train), _images([test]))
+
+        files = [located / (f"{name}.bin" if binary else name) for name in self.images]
+        arrays = cached(self.info.name, files, read_all) if verify else read_all()
         constants = self.normalisations[normalisation]
-        return image_set(
-            self.info.name, _images(train), _images([test]), self.classes, *constants, augmentation
-        )
+        return image_set(self.info.name, *samples_of(arrays), self.classes, *constants, augmentation)
 
     def _read_binary(self, path: Path, images: int, verify: bool) -> Labelled:
         length = self.label_bytes + PIXELS

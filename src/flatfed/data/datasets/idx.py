@@ -18,9 +18,11 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from flatfed.core.errors import FlatfedError
-from flatfed.data.datasets.base import Bytes, Labelled, TrainTest, image_set
+from flatfed.data.datasets.base import Labelled, TrainTest, image_set
+from flatfed.data.datasets.cache import Arrays, arrays_of, cached, samples_of
 from flatfed.data.datasets.catalog import DatasetInfo, Download, Folder, archive, register
 from flatfed.data.files import CHUNK
+from flatfed.data.transform import Bytes, pixel_statistics
 
 UNSIGNED_BYTE = 8  # the only one of the format's types that these data sets use
 
@@ -128,8 +130,13 @@ def load_fashion_mnist(
 def _load(info: DatasetInfo, folder: Folder, files: Files, mean: float, std: float) -> TrainTest:
     located = info.find(folder)
     checksums = dict(zip(NAMES, (content for content, _, _ in files), strict=False))
-    train, test = (_read_labelled(info, located / part, 10, checksums) for part in ("train", "t10k"))
-    return image_set(info.name, train, test, 10, (mean,), (std,))
+
+    def read() -> Arrays:
+        train, test = (_read_labelled(info, located / part, 10, checksums) for part in ("train", "t10k"))
+        return arrays_of(train, test)
+
+    arrays = cached(info.name, [_stored(located / name) for name in NAMES], read) if files else read()
+    return image_set(info.name, *samples_of(arrays), 10, (mean,), (std,))
 
 
 @register(EMNIST)
@@ -137,32 +144,52 @@ def load_emnist(
     folder: Folder = None, split: Literal["letters", "balanced", "byclass"] = "letters", verify: bool = True
 ) -> TrainTest:
     """Load a split of EMNIST as uint8 [samples, 1, 28, 28]."""
-    train, test = _read_emnist(EMNIST, folder, split, verify)
-    return image_set("emnist", train, test, SPLITS[split].classes)
+    return _load_emnist(EMNIST, folder, split, SPLITS[split].classes, verify)
 
 
 @register(EMNIST_L)
 def load_emnist_l(folder: Folder = None, verify: bool = True) -> TrainTest:
     """Load the letters A to J of EMNIST as uint8 [samples, 1, 28, 28]."""
-    train, test = (
-        Labelled(part.inputs[part.labels < 10], part.labels[part.labels < 10])
-        for part in _read_emnist(EMNIST_L, folder, "letters", verify)
-    )
-    if len(train.labels) == 0 or len(test.labels) == 0:
-        raise FlatfedError("emnist_l: the files hold none of the first ten letters; give the letters split")
-    return image_set("emnist_l", train, test, 10)
+    return _load_emnist(EMNIST_L, folder, "letters", 10, verify)
 
 
-def _read_emnist(info: DatasetInfo, folder: Folder, name: str, verify: bool) -> list[Labelled]:
-    located, split = info.find(folder), SPLITS[name]
+def _load_emnist(info: DatasetInfo, folder: Folder, split: str, classes: int, verify: bool) -> TrainTest:
+    """The samples of the first classes of a split, with their own normalisation."""
+    located = info.find(folder)
+
+    def read() -> Arrays:
+        train, test = _read_emnist(info, located, split, classes, verify)
+        mean, std = pixel_statistics(train.inputs)
+        return arrays_of(train, test) | {"mean": np.array(mean), "std": np.array(std)}
+
+    names = [f"emnist-{split}-{name.replace('t10k', 'test')}" for name in NAMES]
+    name = info.name if info is EMNIST_L else f"emnist-{split}"
+    arrays = cached(name, [_stored(located / file) for file in names], read) if verify else read()
+    mean, std = (arrays[key].tolist() for key in ("mean", "std"))
+    return image_set(info.name, *samples_of(arrays), classes, mean, std)
+
+
+def _read_emnist(
+    info: DatasetInfo, located: Path, name: str, classes: int, verify: bool
+) -> tuple[Labelled, Labelled]:
+    split = SPLITS[name]
     parts = []
     for part, published in (("train", split.train), ("test", split.test)):
         prefix = located / f"emnist-{name}-{part}"
         stored = _read_labelled(info, prefix, split.classes, {}, split.first_label)
         if verify:
             info.check_count(located / f"{prefix.name}-images-idx3-ubyte", len(stored.labels), published)
-        parts.append(Labelled(np.ascontiguousarray(stored.inputs.swapaxes(2, 3)), stored.labels))
-    return parts
+        upright = Labelled(np.ascontiguousarray(stored.inputs.swapaxes(2, 3)), stored.labels)
+        parts.append(upright if classes == split.classes else _first_classes(upright, classes))
+    train, test = parts
+    if len(train.labels) == 0 or len(test.labels) == 0:
+        raise FlatfedError("emnist_l: the files hold none of the first ten letters; give the letters split")
+    return train, test
+
+
+def _first_classes(samples: Labelled, classes: int) -> Labelled:
+    chosen = samples.labels < classes
+    return Labelled(samples.inputs[chosen], samples.labels[chosen])
 
 
 def _read_labelled(
@@ -190,9 +217,7 @@ def _read_idx(
     largest: int | None = None,
 ) -> Bytes:
     """The array in the file or in the compressed file beside it; checksums are of the content."""
-    checksum = checksums.get(path.name)
-    if not path.is_file():
-        path = path.with_name(f"{path.name}.gz")
+    checksum, path = checksums.get(path.name), _stored(path)
     content = info.read(path, checksum, largest=largest)
     header = 4 + 4 * dimensions
     if content[:4] != bytes((0, 0, UNSIGNED_BYTE, dimensions)):
@@ -205,3 +230,8 @@ def _read_idx(
     if size == header:
         raise info.damaged(path, "no samples")
     return np.frombuffer(content, np.uint8, size - header, header).reshape(shape)
+
+
+def _stored(path: Path) -> Path:
+    """The file, or the compressed one beside it where there is none."""
+    return path if path.is_file() else path.with_name(f"{path.name}.gz")

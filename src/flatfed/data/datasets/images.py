@@ -18,14 +18,15 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
-from flatfed.core.errors import FlatfedError
-from flatfed.data.datasets.base import Bytes, Labelled, TrainTest, image_set
-from flatfed.data.datasets.catalog import DatasetInfo, Folder, archive, brief, register, root_folder
+from flatfed.core.errors import FlatfedError, brief
+from flatfed.data.datasets.base import Labelled, TrainTest, image_set
+from flatfed.data.datasets.catalog import DatasetInfo, Folder, archive, register, root_folder
 from flatfed.data.files import check_largest, read_file
-from flatfed.data.transform import Augmentation
+from flatfed.data.transform import Augmentation, Bytes
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # no others: Pillow starts programs for some
@@ -46,6 +47,10 @@ CINIC10 = DatasetInfo(
 )
 CINIC10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CINIC10_IMAGES = 90_000  # in each part
+TINY_NORMALISATIONS = {
+    "own": ((0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)),
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+}
 TINY_IMAGENET = DatasetInfo(
     "tiny_imagenet",
     "colour images 64×64, 200 classes, 100,000 + 10,000",
@@ -106,9 +111,15 @@ def load_cinic10(
 
 @register(TINY_IMAGENET)
 def load_tiny_imagenet(
-    folder: Folder = None, augmentation: Augmentation = "none", verify: bool = True
+    folder: Folder = None,
+    augmentation: Augmentation = "none",
+    normalisation: Literal["own", "imagenet"] = "own",
+    verify: bool = True,
 ) -> TrainTest:
-    """Load Tiny ImageNet as uint8 [samples, 3, 64, 64]."""
+    """Load Tiny ImageNet as uint8 [samples, 3, 64, 64].
+
+    `normalisation` "imagenet" is that of models trained on the whole of it.
+    """
     located = TINY_IMAGENET.find(folder)
     names = _class_names(located / "wnids.txt")
     if verify or not names:
@@ -119,7 +130,7 @@ def load_tiny_imagenet(
         TINY_IMAGENET.check_count(located / "val", len(test), 10_000)
     images = read_pictures(located / "train", train, size=(64, 64))
     test_images = read_pictures(located / "val" / "val_annotations.txt", test, size=(64, 64))
-    mean, std = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)
+    mean, std = TINY_NORMALISATIONS[normalisation]
     return image_set("tiny_imagenet", images, test_images, len(names), mean, std, augmentation)
 
 

@@ -26,12 +26,12 @@ from pydantic import Field
 from torch import Tensor
 
 from flatfed.core import random
-from flatfed.core.errors import FlatfedError
+from flatfed.core.errors import FlatfedError, brief
 from flatfed.core.types import Seed
-from flatfed.data.datasets.base import Bytes, Labelled, TrainTest, train_test
-from flatfed.data.datasets.catalog import DatasetInfo, Folder, archive, brief, register
+from flatfed.data.datasets.base import Labelled, TrainTest, train_test
+from flatfed.data.datasets.catalog import DatasetInfo, Folder, archive, register
 from flatfed.data.datasets.leaf import UserSamples, read_users
-from flatfed.data.transform import AsStored
+from flatfed.data.transform import AsStored, Bytes
 
 ALPHABET = "".join(sorted("\n !\"&'(),-.:;>?[]}" + string.digits + string.ascii_letters))
 WINDOW = 80

@@ -7,7 +7,8 @@ the fill of the FedDyn code, used for FedDyn, FedSAM and FedSAGD (FedDyn and Fed
 whose rule is `dirichlet_class`). FedACG uses the same prior but weighs single samples, not classes, by it.
 FedDyn picks the next client uniformly among those not yet full; here all slots of all clients are in
 uniformly random order.
-    Sizes: equal to within one sample. Duplicates: none. Unused: none.
+    Sizes: equal to within one sample, or with a `size_spread` log-normal ones whose logarithms deviate by
+    it, as the FedDyn code has them on request. Duplicates: none. Unused: none.
     Redrawing takes forever when the classes that are left have next to no mass in q_i. Such a client draws
     from then on in proportion to the samples left in each class. As everything is handed out, the last slots
     take what remains, whatever the priors say. With few clients this limits the skew: over ten equal classes
@@ -47,7 +48,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from pydantic import Field
 
-from flatfed.core.types import Count
+from flatfed.core.types import Count, NonNegative
 from flatfed.data.partition.base import (
     Assignment,
     Classes,
@@ -75,14 +76,18 @@ DRAWS_PER_CALL = 10**5  # what is done around an attempt counts as so many
 
 @register("dirichlet_client")
 class DirichletClient(Partition):
-    """Equal clients with Dirichlet class proportions, every sample used once."""
+    """Clients with Dirichlet class proportions, equal ones unless told, every sample used once."""
 
     concentration: Concentration
+    size_spread: NonNegative = 0.0
 
     def assign(self, classes: Classes, clients: int, generator: Generator) -> Assignment:
         classes.check_table(clients)
         priors = generator.dirichlet(np.full(classes.count, self.concentration), size=clients)
-        owners = generator.permutation(np.repeat(np.arange(clients), even_sizes(classes.samples, clients)))
+        sizes = even_sizes(classes.samples, clients)
+        if self.size_spread:
+            sizes = log_normal_sizes(classes.samples, clients, self.size_spread, generator)
+        owners = generator.permutation(np.repeat(np.arange(clients), sizes))
         chosen = fill(priors, owners, classes.counts, generator)
         return classes.shuffled(generator), owners[np.argsort(chosen, kind="stable")]
 
@@ -148,6 +153,12 @@ class QuantitySkew(Partition):
         shares = generator.dirichlet(np.full(clients, self.concentration))
         sizes = self.minimum + apportion(shares, rest, generator)
         return generator.permutation(classes.samples), np.repeat(np.arange(clients), sizes)
+
+
+def log_normal_sizes(samples: int, clients: int, spread: float, generator: Generator) -> Indices:
+    """Sizes in proportion to log-normal numbers; every client has at least one sample."""
+    weights = generator.lognormal(sigma=spread, size=clients)
+    return 1 + apportion(weights / weights.sum(), samples - clients, generator)
 
 
 def fill(

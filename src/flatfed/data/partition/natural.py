@@ -38,6 +38,11 @@ class Natural(Partition):
     groups: Annotated[np.ndarray[Any, Any], BeforeValidator(_read_groups)] = field(repr=False)
     minimum: Count = 1
 
+    @property
+    def clients(self) -> int:
+        """How many groups have enough samples."""
+        return int((np.unique(self.groups, return_counts=True)[1] >= self.minimum).sum())
+
     def assign(self, classes: Classes, clients: int, generator: Generator) -> Assignment:
         if len(self.groups) != classes.samples:
             raise ValueError(
