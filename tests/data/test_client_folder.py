@@ -21,6 +21,8 @@ import flatfed as ff
 from data import fake
 from data.fake import refused
 from flatfed import cli
+from flatfed.core.errors import FlatfedError
+from flatfed.data.datasets import DATASETS
 from flatfed.training.config import Config
 
 ANN = "age,ward,score,label\n31,a,0.5,sick\n40,b,1.5,well\n22,a,2,well\n"
@@ -485,3 +487,16 @@ def test_it_runs_on_the_command_line_with_clients_tests_of_their_own(tmp_path, m
     columns = ["--set", "data.options.inputs=['height']", "--set", "data.options.targets=age"]
     wrong = CliRunner().invoke(cli.app, ["run", "c.toml", *columns, "--folder", "b"])
     assert wrong.exit_code == 2 and "targets = 'age': not a class" in wrong.output
+
+
+def test_a_relative_folder_may_lie_beside_the_other_data_sets(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLATFED_DATA", str(tmp_path))
+    monkeypatch.chdir(tmp_path.parent)
+    (tmp_path / "own").mkdir()
+    for name in ("train", "test"):
+        arrays = {"x": np.eye(4, dtype=np.float32), "y": np.arange(4) % 2}
+        np.savez(tmp_path / "own" / f"{name}.npz", **arrays)
+    data = DATASETS["folder"](folder="own", inputs="x", targets="y")
+    assert len(data.train_inputs) == 4 and data.name == "own"
+    with pytest.raises(FlatfedError, match="elsewhere"):
+        DATASETS["folder"](folder="elsewhere", inputs="x", targets="y")

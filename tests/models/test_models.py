@@ -78,6 +78,7 @@ def parameters(name, input_shape, classes, **options):
         ("mlp", MNIST, 10, {}, 118_282),
         ("feddyn_cnn", CIFAR, 10, {}, 797_962),
         ("feddyn_cnn", CIFAR, 100, {}, 815_332),
+        ("feddyn_cnn", CIFAR, 10, {"width": 16}, 51_274),
         ("lenet5", MNIST, 10, {}, 61_706),
         ("lenet5", CIFAR, 10, {}, 62_006),
         ("emnist_cnn", MNIST, 62, {}, 1_206_590),

@@ -24,6 +24,7 @@ VALUES = {
     "seeds": [0, 1],
     "configurations": 3,
     "factor": 3,
+    "rungs": 2,
     "methods": [
         {"label": "fedavg (step size as given)", "algorithm": {"name": "fedavg"}, "tuned": False},
         {"label": "fedavg"},

@@ -17,6 +17,7 @@ SMALL = Preset.of(
         "seeds": [0],
         "configurations": 3,
         "factor": 3,
+        "rungs": 2,
         "methods": [{"label": "fedavg"}],
         "tasks": [
             {

@@ -137,8 +137,15 @@ def test_rungs():
     assert Halving(9).counts == [9, 3, 1] and Halving(9).limits(900) == [100, 300, 900]
     assert Halving(8).counts == [8, 2] and Halving(1).counts == [1] and Halving(1).limits(7) == [7]
     assert Halving(9).total(900) == 9 * 100 + 3 * 200 + 600
+    short = Halving(9, rungs=2)
+    assert (
+        short.counts == [9, 3] and short.limits(900) == [300, 900] and short.total(900) == 9 * 300 + 3 * 600
+    )
+    assert Halving(9, rungs=7).counts == [9, 3, 1] and Halving(9, rungs=1).limits(900) == [900]
     with pytest.raises(FlatfedError, match="configurations = 0"):
         Halving(0)
+    with pytest.raises(FlatfedError, match="rungs = 0"):
+        Halving(rungs=0)
 
 
 COUNTED = {

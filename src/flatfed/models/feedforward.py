@@ -32,13 +32,15 @@ def _block(before: int, after: int, padding: int = 0) -> list[nn.Module]:
 
 
 @register
-def feddyn_cnn(input_shape: Sequence[int], classes: int) -> nn.Module:
+def feddyn_cnn(input_shape: Sequence[int], classes: int, width: Count = 64) -> nn.Module:
     """The CNN of FedDyn's CIFAR experiments; the FedSWA and FedNSAM papers call it LeNet-5.
 
-    797,962 parameters on 3×32×32 with 10 classes, 815,332 with 100.
+    797,962 parameters on 3×32×32 with 10 classes, 815,332 with 100. `width` is the channels of its
+    convolutions; its linear layers go with them.
     """
     channels, *_ = image_shape(input_shape)
-    return with_classifier(_block(channels, 64) + _block(64, 64), input_shape, (384, 192), classes)
+    features = _block(channels, width) + _block(width, width)
+    return with_classifier(features, input_shape, (6 * width, 3 * width), classes)
 
 
 @register

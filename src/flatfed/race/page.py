@@ -47,10 +47,11 @@ def race_page(preset: Preset, rows: Sequence[Result], measured: Sequence[Measure
             "Every method is tuned on validation samples (a tenth of the clients' samples) under seed "
             f"{preset.tuning_seed}: {halving.configurations} configurations of the step size and the "
             "one or two options that matter in it, by halving in rungs of "
-            f"{', '.join(map(str, halving.counts))}, with the same number of gradients for every "
-            f"method. The settings chosen are run under seeds {seeds}, which tuning did not see: other "
-            "clients, first weights, participants and batches. Test samples decide nothing. All "
-            "methods run as many rounds as FedAvg; *at equal gradients* and *at equal bytes* are the "
+            f"{' and '.join(map(str, halving.counts))}, the first of which ends after "
+            f"1/{halving.factor ** (len(halving.counts) - 1)} of a run, with the same number of "
+            f"gradients for every method. The settings chosen are run under seeds {seeds}, which tuning did "
+            "not see: other clients, first weights, participants and batches. Test samples decide nothing. "
+            "All methods run as many rounds as FedAvg; *at equal gradients* and *at equal bytes* are the "
             "last of 12 evaluations within what FedAvg's whole run takes, *last fifth* is the mean of "
             "the evaluations in the last fifth of the rounds."
         ),
@@ -314,10 +315,6 @@ def _missing_section(preset: Preset, rows: Sequence[Result], tasks: Sequence[Tas
             lines.append(f"- {task.title}: not under all seeds: {', '.join(half)}.")
         if own.seeds < len(preset.seeds):
             lines.append(f"- {task.title}: {own.seeds} of {len(preset.seeds)} seeds.")
-    lines += [
-        "- CIFAR-10 on frozen features of a pretrained network: not in the race yet.",
-        "- The long runs of the papers' own setting.",
-    ]
     screened = {row.task for row in rows if row.phase == "screening"}
     rest = [name for name in list(preset.tasks)[:3] if name not in screened]
     if rest:

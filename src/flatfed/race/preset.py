@@ -56,7 +56,7 @@ class Preset:
         for row in values["tasks"]:
             chosen = [entries[label] for label in row.get("methods", entries)]
             tasks[row["name"]] = RaceTask(row["name"], row["title"], row["config"], chosen)
-        halving = Halving(values["configurations"], values["factor"])
+        halving = Halving(values["configurations"], values["factor"], values["rungs"])
         generated = values.get("compositions", {"slots": {}, "configurations": 1})
         composed = compositions(generated["slots"]) if generated["slots"] else []
         seeds = values["seeds"]
@@ -64,7 +64,7 @@ class Preset:
 
     def digest(self, task: RaceTask, entry: Entry) -> str:
         """Of what decides the results of a method on a task, apart from the program itself."""
-        tuning = [self.halving.configurations, self.halving.factor, self.tuning_seed]
+        tuning = [self.halving.configurations, self.halving.factor, self.halving.counts, self.tuning_seed]
         return digest_of([task.config, entry.algorithm, entry.tuned, tuning])[:10]
 
     def chosen(

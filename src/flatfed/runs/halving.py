@@ -48,10 +48,14 @@ class Halving:
 
     configurations: int = 9
     factor: int = 3
+    rungs: int | None = None
+    """At most so many; until a single configuration is left, unless given."""
 
     def __post_init__(self) -> None:
-        for name, least in (("configurations", 1), ("factor", 2)):
+        for name, least in (("configurations", 1), ("factor", 2), ("rungs", 1)):
             value = getattr(self, name)
+            if name == "rungs" and value is None:
+                continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise FlatfedError(f"{name} = {shown(value)}: give a whole number, {least} or more")
 
@@ -59,7 +63,7 @@ class Halving:
     def counts(self) -> list[int]:
         """The configurations of each rung, at least one in the last."""
         counts = [self.configurations]
-        while counts[-1] >= self.factor:
+        while counts[-1] >= self.factor and len(counts) != self.rungs:
             counts.append(counts[-1] // self.factor)
         return counts
 

@@ -41,7 +41,7 @@ from flatfed.data.columns import (
     names_in,
 )
 from flatfed.data.datasets.base import TrainTest
-from flatfed.data.datasets.catalog import DatasetInfo, Folder, register
+from flatfed.data.datasets.catalog import DatasetInfo, Folder, data_folder, register
 from flatfed.data.datasets.images import class_folders, picture_paths, read_pictures
 from flatfed.data.files import expanded
 from flatfed.data.table_files import SUFFIXES, column_names, read_table, suffix_of
@@ -284,9 +284,15 @@ def load_folder(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> TrainTest:
-    """Load a folder whose samples have one tensor of inputs and one class each."""
+    """Load a folder whose samples have one tensor of inputs and one class each.
+
+    A relative path that is not here is one beside the other data sets.
+    """
     if folder is None:
         raise FlatfedError("folder: missing; give the folder that holds a file or a folder per client")
+    folder = expanded("folder", folder)
+    if not folder.exists() and (data_folder() / folder).exists():
+        folder = data_folder() / folder
     data = read_folder(folder, inputs, targets, test, categories, channels, augmentation, mean, std)
     if data.classes is None:
         raise FlatfedError(
