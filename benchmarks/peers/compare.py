@@ -1,6 +1,7 @@
 """flatfed against Flower, pfl, fluke and hand-written loops, on the same work in one run.
 
     python benchmarks/peers/compare.py [--tasks mlp cnn] [--minutes 18] [--environments FOLDER] [--busy]
+    python benchmarks/peers/compare.py --precision bfloat16      # where frameworks have it of their own
 
 Peers get environments of their own on first use. Every run of a framework is a process of its own, one after
 the other, with the framework's own defaults but for the configurations below. The first repetition tries all
@@ -28,7 +29,7 @@ from typing import Any
 from programs import ROOT, result, start, write_cohorts
 from rich.console import Console
 from rich.progress import track
-from work import LARGE, TASKS
+from work import LARGE, PRECISIONS, TASKS
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 from machine import StealTime, processor_name, refuse_unless_idle
@@ -50,7 +51,9 @@ ENVIRONMENTS = {
     ],
 }
 CORES = len(os.sched_getaffinity(0))
-TOLERANCE = 1e-3
+TOLERANCE = {"float32": 1e-3, "bfloat16": 2e-2}
+"""Of the final losses, whose last digits depend on the order of operations."""
+WITHOUT_AUTOCAST = {"fluke"}
 WORTH_REPEATING = 1.2
 """Configurations slower than that times the framework's best are tried once."""
 
@@ -106,14 +109,14 @@ def python_of(environment: str, root: Path) -> str:
     return str(program)
 
 
-def run(way: Way, python: str, task: str, cohorts: Path) -> dict[str, Any]:
+def run(way: Way, python: str, task: str, cohorts: Path, precision: str) -> dict[str, Any]:
     steal, processes = StealTime(), []
     for number in range(way.copies):
         share = cohorts.with_name(f"share-{number}.json")
         rounds = [members[number :: way.copies] for members in json.loads(cohorts.read_text())]
         share.write_text(json.dumps(rounds))
         tree = ROOT if way.environment == "own" else None
-        processes.append(start([*way.program, task, str(share), *way.options], python, tree))
+        processes.append(start([*way.program, task, str(share), *way.options, precision], python, tree))
     measured = [result(process) for process in processes]
     seconds = [max(lengths) for lengths in zip(*(one["seconds"] for one in measured), strict=True)]
     if way.copies > 1:
@@ -135,9 +138,9 @@ def worth_repeating(runs: Runs) -> list[Way]:
     return chosen
 
 
-def check_losses(task: str, runs: Runs) -> None:
+def check_losses(task: str, runs: Runs, precision: str) -> None:
     losses = {way: repeats[-1]["loss"] for way, repeats in runs.items() if "loss" in repeats[-1]}
-    if losses and max(losses.values()) - min(losses.values()) > TOLERANCE:
+    if losses and max(losses.values()) - min(losses.values()) > TOLERANCE[precision]:
         listed = "; ".join(f"{way.framework}, {way.configuration}: {losses[way]:.5f}" for way in losses)
         sys.exit(f"{task}: the final losses differ, so it was not the same work: {listed}")
 
@@ -173,6 +176,7 @@ def main() -> None:
     small = [name for name in TASKS if name not in LARGE]
     parser.add_argument("--tasks", nargs="+", default=small, choices=list(TASKS))
     parser.add_argument("--frameworks", nargs="+", default=FRAMEWORKS, choices=FRAMEWORKS)
+    parser.add_argument("--precision", default="float32", choices=PRECISIONS)
     parser.add_argument("--minutes", type=float, default=18, help="begin no repetition that would end later")
     parser.add_argument("--repeats", type=int, default=5, help="at most so many repetitions")
     parser.add_argument("--rounds", type=int, help="instead of each task's own number")
@@ -180,7 +184,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("peers"), help="for OUTPUT.md and .json")
     parser.add_argument("--busy", action="store_true", help="measure beside other programs; recorded")
     options = parser.parse_args()
-    ways = [way for way in WAYS if way.framework in options.frameworks]
+    unfit = WITHOUT_AUTOCAST if options.precision == "bfloat16" else set()
+    ways = [way for way in WAYS if way.framework in set(options.frameworks) - unfit]
     pythons = {way: python_of(way.environment, options.environments) for way in ways}
     if not options.busy:
         refuse_unless_idle()
@@ -199,12 +204,15 @@ def main() -> None:
                 )
                 label = f"{task}, repetition {repeat + 1}"
                 for way in track(turns, label, console=Console(stderr=True)):
-                    measured[task].setdefault(way, []).append(run(way, pythons[way], task, cohorts))
-                check_losses(task, measured[task])
+                    measured[task].setdefault(way, []).append(
+                        run(way, pythons[way], task, cohorts, options.precision)
+                    )
+                check_losses(task, measured[task], options.precision)
                 slowest[task] = time.monotonic() - turn
                 about = {
                     "commit": subprocess.getoutput(f"git -C {ROOT} describe --always --dirty"),
                     "machine": f"{CORES} cores, {processor_name()}, Python {platform.python_version()}",
+                    "precision": options.precision,
                     "steal time": f"{steal.share():.1%}",
                     "other programs": "may have run (--busy)" if options.busy else "none when it began",
                     "minutes": round((time.monotonic() - began) / 60, 1),

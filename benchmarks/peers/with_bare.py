@@ -1,4 +1,4 @@
-"""A hand-written loop: `python with_bare.py TASK COHORTS THREADS [channels_last]`.
+"""A hand-written loop: `python with_bare.py TASK COHORTS THREADS [channels_last] [bfloat16]`.
 
 With channels_last it is the loop whose two copies, side by side on two cores, are taken for the limit.
 """
@@ -6,10 +6,9 @@ With channels_last it is the loop whose two copies, side by side on two cores, a
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
-from work import Stopwatch, asked, report
+from work import Stopwatch, asked, report, training_loss
 
-task, cohorts, more = asked()
+task, cohorts, precision, more = asked()
 torch.set_num_threads(int(more[0]))
 channels_last = "channels_last" in more and len(task.shape) == 3
 model = task.model()
@@ -28,7 +27,7 @@ for cohort in cohorts:
             for parameter, value in zip(parameters, start, strict=True):
                 parameter.copy_(value)
         for _ in range(task.steps):
-            loss = F.cross_entropy(model(inputs), targets)
+            loss = training_loss(model, inputs, targets, precision)
             gradients = torch.autograd.grad(loss, parameters)
             with torch.no_grad():
                 for parameter, gradient in zip(parameters, gradients, strict=True):

@@ -1,4 +1,4 @@
-"""flatfed: `python with_flatfed.py TASK COHORTS [ALGORITHM]`."""
+"""flatfed: `python with_flatfed.py TASK COHORTS [ALGORITHM] [bfloat16]`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from work import CLIENTS, PARTICIPANTS, Stopwatch, asked, report
 
 import flatfed as ff
 
-task, cohorts, more = asked()
+task, cohorts, precision, more = asked()
 federation = ff.Federation.from_tensors([task.client(number) for number in range(CLIENTS)])
 watch = Stopwatch(task.warm_up)
 
@@ -22,6 +22,7 @@ training = ff.Training(
     local_steps=task.steps,
     batch_size=task.batch,
     lr=task.rate,
+    **({} if precision == "float32" else {"precision": precision}),
 )
 algorithm = ff.build(more[0] if more else "fedavg")
 run = ff.train(ff.Task(task.model(), federation), algorithm, training, callbacks=[tick])

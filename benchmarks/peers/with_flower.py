@@ -1,4 +1,4 @@
-"""Flower's simulation: `python with_flower.py TASK COHORTS WORKERS THREADS`."""
+"""Flower's simulation: `python with_flower.py TASK COHORTS WORKERS THREADS [bfloat16]`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import os
 os.environ.update(FLWR_TELEMETRY_ENABLED="0", FLWR_DISABLE_UPDATE_CHECK="1", RAY_USAGE_STATS_ENABLED="0")
 
 import torch
-import torch.nn.functional as F
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
-from work import PARTICIPANTS, TASKS, Stopwatch, asked, report
+from work import PARTICIPANTS, TASKS, Stopwatch, asked, report, training_loss
 
 client, server = ClientApp(), ServerApp()
 
@@ -28,16 +27,17 @@ def train(message: Message, context: Context) -> Message:
     optimizer = torch.optim.SGD(model.parameters(), lr=task.rate)
     for _ in range(task.steps):
         optimizer.zero_grad()
-        F.cross_entropy(model(inputs), targets).backward()
+        training_loss(model, inputs, targets, asked_for["precision"]).backward()
         optimizer.step()
     return Message(RecordDict({"model": ArrayRecord(model.state_dict())}), reply_to=message)
 
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
-    task, cohorts, (_, threads) = asked()
+    task, cohorts, precision, (_, threads) = asked()
     model = task.model()
-    work = {"task": next(key for key, value in TASKS.items() if value is task), "threads": int(threads)}
+    name = next(key for key, value in TASKS.items() if value is task)
+    work = {"task": name, "threads": int(threads), "precision": precision}
     nodes: list[int] = []
     while len(nodes) < PARTICIPANTS:
         nodes = list(grid.get_node_ids())
@@ -62,7 +62,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 if __name__ == "__main__":
-    workers, cores = int(asked()[2][0]), len(os.sched_getaffinity(0))
+    workers, cores = int(asked()[-1][0]), len(os.sched_getaffinity(0))
     run_simulation(
         server_app=server,
         client_app=client,

@@ -16,7 +16,7 @@ from fluke.utils import FederationObserver
 from torch import nn
 from work import CLIENTS, PARTICIPANTS, Stopwatch, asked, report
 
-task, cohorts, (threads,) = asked()
+task, cohorts, _, (threads,) = asked()
 torch.set_num_threads(int(threads))
 
 

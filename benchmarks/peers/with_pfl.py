@@ -1,4 +1,4 @@
-"""pfl: `python with_pfl.py TASK COHORTS THREADS`; under torchrun its processes share every cohort."""
+"""pfl: `python with_pfl.py TASK COHORTS THREADS [bfloat16]`; under torchrun its processes share a cohort."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pfl.model.pytorch import PyTorchModel
 from torch import Tensor, nn
 from work import PARTICIPANTS, Stopwatch, asked, report
 
-task, cohorts, (threads,) = asked()
+task, cohorts, precision, (threads,) = asked()
 torch.set_num_threads(int(threads))
 processes, rank = (
     int(os.environ.get(name, default)) for name, default in (("WORLD_SIZE", "1"), ("RANK", "0"))
@@ -71,6 +71,7 @@ FederatedAveraging().run(
         model=model,
         local_optimizer_create=torch.optim.SGD,
         central_optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
+        amp_dtype=torch.bfloat16 if precision == "bfloat16" else None,
     ),
     model_train_params=NNTrainHyperParams(
         local_learning_rate=task.rate, local_num_epochs=task.steps, local_batch_size=task.batch

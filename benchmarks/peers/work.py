@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 CLIENTS, PARTICIPANTS = 100, 10
+PRECISIONS = ("float32", "bfloat16")
 RATE = 0.05
 
 
@@ -165,7 +166,17 @@ def report(task: Task, model: nn.Module, watch: Stopwatch, **more: Any) -> None:
     sys.stdout.write(f"RESULT {json.dumps(result)}\n")
 
 
-def asked() -> tuple[Task, list[list[int]], list[str]]:
-    """The task, the cohort of every round and further arguments, from the command line."""
+def asked() -> tuple[Task, list[list[int]], str, list[str]]:
+    """The task, the cohort of every round, the precision and further arguments, from the command line."""
     name, cohorts, *more = sys.argv[1:]
-    return TASKS[name], json.loads(Path(cohorts).read_text()), more
+    given = [word for word in more if word in PRECISIONS]
+    others = [word for word in more if word not in PRECISIONS]
+    return TASKS[name], json.loads(Path(cohorts).read_text()), (given or ["float32"])[0], others
+
+
+def training_loss(
+    model: Callable[[Tensor], Tensor], inputs: Tensor, targets: Tensor, precision: str
+) -> Tensor:
+    """The loss of a batch, computed as torch's autocast does it where that is asked for."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
+        return F.cross_entropy(model(inputs), targets)
