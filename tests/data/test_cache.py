@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from command import flatfed
-
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
@@ -129,7 +128,7 @@ def of_another_version(path: Path) -> None:
 
 
 def with_other_sources(path: Path) -> None:
-    rewritten(path, about=lambda about: {**about, "sources": dict.fromkeys(about["sources"], [])})
+    rewritten(path, about=lambda about: {**about, "sources": {key: [] for key in about["sources"]}})
 
 
 def without_labels(path: Path) -> None:
