@@ -97,6 +97,11 @@ NOT_A_NUMBER = (torch.full((1, 2), complex(0, float("nan"))), torch.arange(1))
         ([samples(), WIDE_TARGETS], None, "clients[1]: its targets are shaped [2]"),
         ([samples()], REAL_TARGETS, "test: its targets are of type torch.float32"),
         ([samples()], 3, "test: give (inputs, targets)"),
+        (
+            [(torch.ones(4, 0), torch.arange(4))],
+            None,
+            "clients[0]: its inputs are [4, 0], which is no number",
+        ),
         ([NOT_A_NUMBER], None, "clients[0]: its inputs contain NaN or infinity"),
         ([samples(width=2), IGNORED], None, "clients[1]: all its targets are -100"),
     ],
@@ -115,6 +120,7 @@ def test_tensors_that_cannot_be_trained_on_are_refused(clients, test, said):
         (NUMBERS, [[[0, 1]]], "clients[0]: its sample numbers are torch.int64 [1, 2]"),
         (NUMBERS, [[2**70]], "clients: give each client's sample numbers"),
         (NUMBERS, [3], "clients: give each client's sample numbers"),
+        (NUMBERS, 3, "clients: the list is empty"),
         (Numbered([1, 2]), [[0]], "dataset: its samples are not (input, target)"),
         (Numbered([("a", 2)]), [[0]], "dataset: its samples are not (input, target)"),
         (Numbered([(torch.ones(1), 0), (torch.ones(2), 0)]), [[0]], "of one shape"),
@@ -150,7 +156,7 @@ class Broken(Numbered):
         return len(self.items)
 
     def __getitem__(self, index):
-        if isinstance(self.items[index], Exception):
+        if isinstance(self.items[index], Exception | SystemExit):
             raise self.items[index]
         return self.items[index]
 
@@ -159,6 +165,7 @@ class Broken(Numbered):
     ("items", "said"),
     [
         ([(torch.ones(1), 0), KeyError("gone")], "dataset[1]: Broken raised KeyError: 'gone'"),
+        ([SystemExit(0)], "dataset[0]: Broken raised SystemExit: 0"),
         ([OSError("")], "dataset[0]: Broken raised OSError: OSError"),
         (LookupError("no index\nfile"), "dataset: the length of Broken raised LookupError: no index"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 from command import flatfed
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
 from data.fake import write_cifar10, write_emnist, write_mnist
 from flatfed.data.datasets import cache, catalog, cifar, idx
@@ -111,14 +114,46 @@ def flip_a_bit_at_the_end(path: Path) -> None:
     path.write_bytes(content)
 
 
+def rewritten(path: Path, about=lambda about: about, arrays=lambda arrays: arrays, seal=False) -> None:
+    """The cache with other facts or arrays in it, under its own checksum unless it is to get a new one."""
+    with safe_open(path, "np") as file:
+        metadata = file.metadata()
+    facts = json.dumps(about(json.loads(metadata["flatfed"])))
+    checksum = cache._checksum(facts) if seal else metadata["checksum"]
+    save_file(arrays(load_file(path)), path, {"flatfed": facts, "checksum": checksum})
+
+
 def of_another_version(path: Path) -> None:
-    path.write_bytes(path.read_bytes().replace(b'\\"version\\": 1', b'\\"version\\": 0'))
+    rewritten(path, about=lambda about: {**about, "version": cache.VERSION - 1}, seal=True)
+
+
+def with_other_sources(path: Path) -> None:
+    rewritten(path, about=lambda about: {**about, "sources": {key: [] for key in about["sources"]}})
+
+
+def without_labels(path: Path) -> None:
+    def shorter(table):
+        return {name: value for name, value in table.items() if name != "test_labels"}
+
+    rewritten(path, about=lambda about: {**about, "checksums": shorter(about["checksums"])}, arrays=shorter)
+
+
+def of_another_type(path: Path) -> None:
+    rewritten(path, arrays=lambda arrays: {name: value.view(np.int8) for name, value in arrays.items()})
+
+
+def of_another_shape(path: Path) -> None:
+    rewritten(path, arrays=lambda arrays: {name: value.reshape(-1) for name, value in arrays.items()})
 
 
 DAMAGES = {
     "cut": cut,
     "a flipped bit": flip_a_bit_at_the_end,
     "another version": of_another_version,
+    "other sources": with_other_sources,
+    "a missing array": without_labels,
+    "another type": of_another_type,
+    "another shape": of_another_shape,
     "empty": lambda path: path.write_bytes(b""),
     "text": lambda path: path.write_text("{}"),
     "a folder": lambda path: (path.unlink(), path.mkdir()),
@@ -184,3 +219,20 @@ def test_statistics_of_the_pixels_survive_to_the_last_bit(tmp_path, published):
     with cache.bypassed():
         images = catalog.DATASETS["emnist"](folder=tmp_path).train_inputs
     assert (first.mean, first.std) == idx.pixel_statistics(np.asarray(images))
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_writer(tmp_path, published):
+    WRITERS["emnist"](tmp_path)
+    catalog.DATASETS["emnist"](folder=tmp_path)
+    (path,) = caches(tmp_path)
+    path.unlink()
+    old, fresh, others = (path.with_name(f"{path.name}-{name}") for name in ("old", "fresh", "others"))
+    for folder in (old, fresh, others):
+        folder.mkdir()
+        (folder / path.name).write_bytes(b"half")
+    (others / "mine").write_text("kept")
+    for folder in (old, others):
+        os.utime(folder, (1, 1))
+    catalog.DATASETS["emnist"](folder=tmp_path)
+    assert path.is_file() and fresh.is_dir() and not old.exists()
+    assert (others / "mine").read_text() == "kept"

@@ -338,6 +338,8 @@ def test_images_in_class_folders(tmp_path):
         ("x,y\n1,0\n1e999,1\n", "a.csv: column 'x', line 3: inf is no number"),
         ('x,y\n"1,2\n', "a.csv: line 2: not CSV"),
         ("x,y\n1,2\n\0,3\n", "a.csv: "),
+        ("x,y\n1,0\n1_2,1\n", "a.csv: column 'x', line 3: '1_2' is not a number"),
+        ("x,y\n1,0\n2,10000000\n", "targets = 'y': the largest is 10000000, and classes count from 0"),
     ],
 )
 def test_bad_tables_are_named_by_file_column_and_line(tmp_path, text, said):
@@ -358,6 +360,48 @@ def test_a_text_among_numbers_is_not_taken_for_a_category(tmp_path):
         ff.Federation.from_folder(tmp_path, "x", "y")
 
 
+def test_texts_that_python_would_read_as_numbers_are_texts(tmp_path):
+    (tmp_path / "a.csv").write_text("x,y\n1,1_2\n2,3_4\n")
+    assert ff.Federation.from_folder(tmp_path, ["x"], "y").categories == {"y": ("1_2", "3_4")}
+
+
+def test_files_without_rows_are_named(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.ones((0, 3)), y=np.ones(0))
+    with refused("a.npz: it has no rows; fill it or leave it out"):
+        ff.Federation.from_folder(tmp_path, "x", "y")
+    pyarrow = pytest.importorskip("pyarrow", reason="needs the extra parquet")
+    from pyarrow import parquet
+
+    (tmp_path / "a.npz").unlink()
+    empty = pyarrow.table({"x": pyarrow.array([], "float"), "y": pyarrow.array([], "int64")})
+    parquet.write_table(empty, tmp_path / "a.parquet")
+    with refused("a.parquet: it has no rows; fill it or leave it out"):
+        ff.Federation.from_folder(tmp_path, "x", "y")
+
+
+def test_a_folder_that_may_be_listed_but_not_looked_into_is_named(tmp_path, monkeypatch):
+    def forbidden(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    (tmp_path / "a.csv").write_text("x,y\n1,0\n")
+    monkeypatch.setattr(Path, "is_dir", forbidden)
+    with refused("a.csv: cannot be read (Permission denied); check its permissions"):
+        ff.Federation.from_folder(tmp_path, "x", "y")
+
+
+@pytest.mark.parametrize("folder", [5, None, b"data"])
+def test_what_is_no_path_is_refused(folder):
+    with refused(f"folder = {str(folder)!r}: there is no such path"):
+        ff.Federation.from_folder(folder, "x", "y")
+
+
+def test_test_data_of_another_spelling_do_not_become_a_client(tmp_path):
+    for name in ("a", "TEST"):
+        (tmp_path / f"{name}.csv").write_text("x,y\n1,0\n2,1\n")
+    with refused("TEST.csv: test data are called 'test'; rename it"):
+        ff.Federation.from_folder(tmp_path, "x", "y")
+
+
 def test_what_is_no_folder_of_clients_is_refused(tmp_path):
     with refused("nowhere: cannot be read"):
         ff.Federation.from_folder(tmp_path / "nowhere", "x", "y")
@@ -371,6 +415,10 @@ def test_what_is_no_folder_of_clients_is_refused(tmp_path):
             ff.Federation.from_folder(tmp_path, columns, "y")
     with refused("categories['y'] = 'ab'"):
         ff.Federation.from_folder(tmp_path, "x", "y", categories={"y": "ab"})
+    with refused("categories['z']: no column that is read; choose from: x, y"):
+        ff.Federation.from_folder(tmp_path, "x", "y", categories={"z": ["a"]})
+    with refused("channels = 2: give 3 for colour or 1 for grey"):
+        ff.Federation.from_folder(tmp_path, "x", "y", channels=2)
     with refused("augmentation, mean, std: only images of bytes have them"):
         ff.Federation.from_folder(tmp_path, "x", "y", augmentation="crop_flip")
     (tmp_path / "a.xlsx").touch()

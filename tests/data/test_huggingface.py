@@ -120,6 +120,10 @@ def test_images_become_bytes():
     odd = datasets.Dataset.from_dict({"img": smaller, "label": [0, 1]}, features=features)
     with refused("column 'img', row 2: [4, 6] pixels, and [5, 6] before"):
         ff.Federation.from_huggingface(odd, "img", "label", [[0, 1]])
+    deep = [Image.fromarray(np.full((5, 6), 60000, np.uint16))]
+    wide = datasets.Dataset.from_dict({"img": deep, "label": [0]}, features=features)
+    with refused("column 'img', row 1: not a readable image (pixels of mode I;16, not of 8 bits)"):
+        ff.Federation.from_huggingface(wide, "img", "label", [[0]])
 
 
 def test_what_cannot_be_meant_is_refused(texts):
@@ -131,6 +135,15 @@ def test_what_cannot_be_meant_is_refused(texts):
         ((texts, "length", "label", "autor"), {}, "dataset: no column 'autor'; did you mean 'author'?"),
         ((texts, "length", "label", "length"), {}, "clients: the column has neither whole numbers nor texts"),
         ((texts, "length", "label", 13), {}, "partition: clients=13 is more than the 12 samples"),
+        ((texts, "length", "label", []), {}, "clients = []: give a column's name, a number"),
+        ((texts, "length", "label", [[0.5, 1]]), {}, "clients = [[0.5, 1]]: give a column's name, a number"),
+        ((texts, "length", "label", [[True, False]]), {}, "clients = [[True, False]]: give a column's name"),
+        ((texts, "length", "label", 3), {"partition": "iid"}, "partition = 'iid': take one of flatfed's"),
+        (
+            (texts, "length", "label", 3),
+            {"categories": {"lable": ["a"]}},
+            "categories['lable']: no column that is read; did you mean 'label'?",
+        ),
         ((texts, "length", "label", [[0], [12]]), {}, "clients[1] = [12]: give row numbers, 0 … 11"),
         ((texts, "length", "label", 2.5), {}, "clients = 2.5: give a column's name, a number"),
         ((texts, "length", "label", 3), {"test": 1.5}, "test = 1.5: give a share"),

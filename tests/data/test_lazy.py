@@ -115,6 +115,9 @@ def test_samples_of_different_lengths_are_put_together_for_each_client():
     [
         ({"indices": [[0], []]}, "indices[1]: no samples"),
         ({"indices": [[0], [12]]}, "indices[1]: no sample 12; the data have 0 … 11"),
+        ({"indices": [[0], [1.7]]}, "indices: give each client's sample numbers ('float' object"),
+        ({"indices": [[True, False]]}, "indices: give each client's sample numbers (True is a boolean)"),
+        ({"dataset": Numbers(length=-1)}, "dataset: the length of Numbers raised ValueError"),
         ({"indices": [0, 1]}, "indices: give each client's sample numbers"),
         ({"loaders": 0}, "loaders = 0: give a number of threads"),
         ({"dataset": 3}, "dataset: it has no length"),

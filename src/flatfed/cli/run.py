@@ -110,10 +110,7 @@ def run_in_folder(config: Config, folder: Path, tensorboard: Path | None) -> Non
     if is_complete(config, folder):
         tell(f"{folder} is complete: {len(RunFolder(folder).read_history())} rounds.")
         return
-    here = Path.cwd()
     task = config.make_task()  # may download and complain, which belongs above the bar
-    if Path.cwd() != here:
-        folder = here / folder  # whatever a task's file makes the current folder
     callbacks: list[Callback] = [SyntheticPicture(folder), *trackers(tensorboard, folder)]
     with round_progress() as progress:
         name = config.make_algorithm().name

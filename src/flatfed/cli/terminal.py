@@ -13,9 +13,10 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
+from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TextIO
 
 import typer
 from rich.console import Console
@@ -23,7 +24,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from flatfed.core.errors import DivergedError, FlatfedError, FlatfedWarning, printable
+from flatfed.core.errors import DivergedError, FlatfedError, FlatfedWarning, first_line, printable
 
 if TYPE_CHECKING:
     from flatfed.diagnostics import figures
@@ -53,6 +54,9 @@ app = typer.Typer(
 # Without a terminal there is no width to fit; tables then take the room that they need.
 console = Console(width=None if sys.stdout.isatty() else 140, markup=False, emoji=False, highlight=False)
 complain = Console(stderr=True, soft_wrap=True, markup=False, emoji=False, highlight=False)
+
+_results: ContextVar[TextIO | None] = ContextVar("results", default=None)
+"""Where results for other programs go, if not to stdout."""
 
 Arguments = ParamSpec("Arguments")
 Command = Callable[Arguments, None]
@@ -94,7 +98,7 @@ def command_of(group: typer.Typer, kept: str) -> Callable[[Command[Arguments]], 
         def guarded(*positional: Arguments.args, **named: Arguments.kwargs) -> None:
             console.stderr = bool(named.get("as_json"))
             try:
-                with _notes():
+                with _notes(), _results_alone() if console.stderr else nullcontext():
                     function(*positional, **named)
             except DivergedError as error:
                 _stop(1, str(error))
@@ -107,6 +111,8 @@ def command_of(group: typer.Typer, kept: str) -> Callable[[Command[Arguments]], 
             except OSError as error:
                 name = f" {error.filename}" if error.filename else ""
                 _stop(1, f"cannot read or write{name}: {error.strerror}; {kept}")
+            except MemoryError as error:
+                _stop(1, f"memory ran out ({first_line(error)}); {kept}")
             except KeyboardInterrupt:
                 _stop(130, f"interrupted; {kept}")
 
@@ -150,9 +156,39 @@ def tell(line: str) -> None:
     console.print(printable(line), soft_wrap=True)
 
 
+@contextmanager
+def _results_alone() -> Iterator[None]:
+    """Sends to stderr whatever is printed, be it by a user's own code, a library or another process.
+
+    Only `print_json` still writes to stdout, for programs that read it.
+    """
+    with ExitStack() as stack:
+        stream: TextIO = sys.stdout
+        stack.callback(_results.reset, _results.set(stream))
+        if _is_standard_output(stream):
+            stream.flush()
+            kept = os.dup(1)
+            stack.callback(os.close, kept)
+            stack.callback(os.dup2, kept, 1)
+            os.dup2(2, 1)
+            stream = stack.enter_context(
+                open(kept, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
+            )
+            _results.set(stream)
+        stack.enter_context(redirect_stdout(sys.stderr))
+        yield
+
+
+def _is_standard_output(stream: TextIO) -> bool:
+    try:
+        return stream.fileno() == 1
+    except (OSError, ValueError):  # one in memory, or closed
+        return False
+
+
 def print_json(value: Any) -> None:
     """For other programs: nothing else is printed with it. What is not finite is null, as JSON has it."""
-    print(json.dumps(_finite(value), indent=1, default=str))  # noqa: T201
+    print(json.dumps(_finite(value), indent=1, default=str), file=_results.get(), flush=True)
 
 
 def _finite(value: Any) -> Any:

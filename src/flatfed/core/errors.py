@@ -100,10 +100,14 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def memory_ran_out(error: Exception) -> bool:
+def memory_ran_out(error: BaseException) -> bool:
     """Whether this is Python's or torch's word for it; torch has none of its own on the CPU."""
     known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return known or "can't allocate memory" in first_line(error)
+
+
+USER_ERRORS = (Exception, SystemExit)
+"""What a user's function may raise; to leave the program is no more its business than any other error."""
 
 
 @contextmanager
@@ -113,7 +117,7 @@ def user_errors(place: str) -> Iterator[None]:
         yield
     except FlatfedError:
         raise
-    except Exception as error:
+    except USER_ERRORS as error:
         if memory_ran_out(error):
             raise
         raise FlatfedError(f"{place} raised {type(error).__name__}: {first_line(error)}") from error

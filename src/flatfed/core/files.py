@@ -6,10 +6,18 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from flatfed.core.errors import FlatfedError, first_line
+from flatfed.core.errors import FlatfedError, first_line, shown
 
 LARGEST = 2**28
 """Texts of more bytes than this are refused before they are read."""
+
+
+def as_path(option: str, value: object) -> Path:
+    """A path that a user gives."""
+    try:
+        return Path(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise FlatfedError(f"{option} = {shown(value)}: give a path") from None
 
 
 def read_bytes(path: Path, largest: int = LARGEST) -> bytes:

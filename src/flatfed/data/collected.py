@@ -36,6 +36,10 @@ class CollectedSamples:
     transform: Transform = AsStored()
 
 
+MOST_CLASSES = 10**6
+"""More are taken for numbers that count nothing, unless there are as many samples."""
+
+
 def check_test_share(test: object) -> None:
     is_share = isinstance(test, float) and 0 < test < 1
     if test is not None and not is_share:
@@ -62,7 +66,13 @@ def number_of_classes(
     if not isinstance(values, Tensor) or values.dim() != 1 or values.dtype != torch.int64:
         return None
     labels = [values, *([] if test is None else [test[1]])]
-    return max(int(part.max()) for part in labels) + 1
+    classes = max(int(part.max()) for part in labels) + 1
+    if classes > max(MOST_CLASSES, len(values)):
+        raise FlatfedError(
+            f"targets = {shown(targets)}: the largest is {classes - 1}, and classes count from 0; number "
+            "them, or give their texts as categories"
+        )
+    return classes
 
 
 def with_transform(

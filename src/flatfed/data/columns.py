@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flatfed.core.errors import FlatfedError, shown
+from flatfed.core.errors import FlatfedError, did_you_mean, shown
 from flatfed.core.tree import Tree, first_leaf, map_tree
 from flatfed.data.tables import Array, Column, Table, Texts
 
@@ -51,7 +51,7 @@ def check_categories(categories: object) -> None:
         raise FlatfedError(f"categories = {shown(categories)}: give a dictionary of columns and their texts")
     for name, words in categories.items():
         texts = isinstance(words, list | tuple) and words and all(isinstance(word, str) for word in words)
-        if not texts or len(set(words)) < len(words):
+        if not texts or not isinstance(name, str) or len(set(words)) < len(words):
             raise FlatfedError(f"categories[{name!r}] = {shown(words)}: give a list of different texts")
 
 
@@ -60,6 +60,11 @@ class ColumnReader:
 
     def __init__(self, inputs: ColumnNames, targets: ColumnNames, categories: Categories) -> None:
         self.inputs, self.targets = inputs, targets
+        for name in categories:
+            if name not in self.names:
+                raise FlatfedError(
+                    f"categories[{name!r}]: no column that is read; {did_you_mean(name, self.names)}"
+                )
         self._given = {
             name: {word: number for number, word in enumerate(words)} for name, words in categories.items()
         }

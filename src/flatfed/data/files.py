@@ -105,6 +105,7 @@ def expanded(option: str, path: Path | str) -> Path:
         os.fsencode(path)
         if "\0" not in str(path):
             return Path(path).expanduser()
-    except (UnicodeEncodeError, RuntimeError):  # the latter for ~somebody who has no home
+    # What is no path, and the last for ~somebody who has no home.
+    except (TypeError, UnicodeEncodeError, RuntimeError):
         pass
     raise FlatfedError(f"{option} = {str(path)[:200]!r}: there is no such path; give another one")

@@ -27,6 +27,7 @@ from flatfed.data.columns import (
     check_categories,
     check_columns,
 )
+from flatfed.data.datasets.images import bytes_of
 from flatfed.data.partition import Partition
 from flatfed.data.partition.base import Indices
 from flatfed.data.samples import Samples
@@ -53,6 +54,8 @@ def read_huggingface(
     for option, columns in (("inputs", inputs), ("targets", targets)):
         check_columns(option, columns)
     check_categories(categories)
+    if not isinstance(partition, Partition):
+        raise FlatfedError(f"partition = {shown(partition)}: take one of flatfed's, PARTITIONS[NAME](…)")
     if channels not in (1, 3):
         raise FlatfedError(f"channels = {channels}: give 3 for colour or 1 for grey")
     reader = ColumnReader(inputs, targets, categories)
@@ -141,11 +144,14 @@ def _owned_rows(
             raise FlatfedError(f"partition: {error}") from None
     else:
         try:
-            rows = [np.asarray(own, np.int64) for own in clients]
+            given = [np.asarray(own) for own in clients]
         except (TypeError, ValueError, OverflowError):
+            given = []
+        if not given or any(own.dtype.kind not in "iu" for own in given if own.size):
             raise FlatfedError(
                 f"clients = {shown(clients)}: give a column's name, a number, or each client's row numbers"
-            ) from None
+            )
+        rows = [own.astype(np.int64) for own in given]
         for number, own in enumerate(rows):
             if own.ndim != 1 or len(own) == 0 or own.min() < 0 or own.max() >= len(dataset):
                 raise FlatfedError(
@@ -187,15 +193,13 @@ def _read(reader: ColumnReader, source: str, dataset: Any, rows: Indices, channe
 
 def _pixels(origin: Origin, block: Any, channels: int) -> Column:
     """A column of images as bytes [rows, C, H, W]."""
-    mode = {1: "L", 3: "RGB"}[channels]
     plain = block.select_columns([origin.column]).with_format(None)
     pixels: NDArray[np.uint8] | None = None
     for row in range(len(plain)):
         try:
-            image = np.asarray(plain[row][origin.column].convert(mode))
+            image = bytes_of(plain[row][origin.column], channels)
         except Exception as error:  # what is no image, or a damaged one, can raise anything
             raise origin.error(f"not a readable image ({brief(error)}); replace it", row) from None
-        image = image.reshape(*image.shape[:2], channels).transpose(2, 0, 1)
         if pixels is None:
             pixels = np.empty((len(plain), *image.shape), np.uint8)
         if image.shape != pixels.shape[1:]:

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from operator import index
 from typing import Any
 
 from flatfed.core import random
-from flatfed.core.errors import FlatfedError, first_line, shown
+from flatfed.core.errors import FlatfedError, first_line, name_of, shown, user_errors
 from flatfed.data.samples import Samples, collated, stacked_samples
 
 MOST_LOADERS = 256
@@ -25,18 +26,18 @@ class LazySamples:
             raise FlatfedError("dataset: it has no length or no numbered samples; give a map-style dataset")
         if not isinstance(loaders, int) or isinstance(loaders, bool) or not 1 <= loaders <= MOST_LOADERS:
             raise FlatfedError(f"loaders = {shown(loaders)}: give a number of threads, 1 to {MOST_LOADERS}")
+        with user_errors(f"dataset: the length of {name_of(dataset)}"):
+            count = len(dataset)
         try:
-            self._rows = [[int(number) for number in own] for own in indices]
+            self._rows = [list(map(_row, own)) for own in indices]
         except (TypeError, ValueError) as error:
             raise FlatfedError(f"indices: give each client's sample numbers ({first_line(error)})") from None
         for client, own in enumerate(self._rows):
             if not own:
                 raise FlatfedError(f"indices[{client}]: no samples; leave the client out or give it some")
-            if not 0 <= min(own) <= max(own) < len(dataset):
-                odd = next(number for number in own if not 0 <= number < len(dataset))
-                raise FlatfedError(
-                    f"indices[{client}]: no sample {odd}; the data have 0 … {len(dataset) - 1}"
-                )
+            if not 0 <= min(own) <= max(own) < count:
+                odd = next(number for number in own if not 0 <= number < count)
+                raise FlatfedError(f"indices[{client}]: no sample {odd}; the data have 0 … {count - 1}")
         self._dataset, self._collate, self._loaders = dataset, collate, loaders
 
     @property
@@ -62,3 +63,9 @@ class LazySamples:
     def _sample(self, row: int) -> Any:
         with random.routed(random.torch_generator(0, "lazy sample", row)):
             return self._dataset[row]
+
+
+def _row(number: Any) -> int:
+    if isinstance(number, bool) or str(getattr(number, "dtype", "")).endswith("bool"):
+        raise TypeError(f"{number} is a boolean")
+    return index(number)

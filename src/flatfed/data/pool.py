@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from typing import NamedTuple
 
 import torch
@@ -95,7 +95,7 @@ class Pool:
     def __init__(
         self, name: str, inputs: Tree, targets: Tree, rows: Sequence[Sequence[int] | Tensor]
     ) -> None:
-        if len(rows) == 0:
+        if not isinstance(rows, Sized) or len(rows) == 0:
             raise FlatfedError(f"{name}: the list is empty; give at least one client's samples")
         try:
             numbers = [torch.as_tensor(own) for own in rows]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from flatfed.core.errors import FlatfedError, first_line, name_of, user_errors
+from flatfed.core.errors import USER_ERRORS, FlatfedError, first_line, name_of, user_errors
 from flatfed.core.flat import all_finite
 from flatfed.core.tree import (
     Tree,
@@ -54,7 +54,7 @@ def collated(samples: list[Any], collate: Callable[[list[Any]], Samples]) -> Sam
     """What a user's function makes of samples, copied."""
     try:
         pair = collate(samples)
-    except Exception as error:
+    except USER_ERRORS as error:
         # Whatever a user's function raises, say where; the cause stays attached.
         raise FlatfedError(
             f"collate: it cannot put together {len(samples)} samples ({first_line(error)})"
@@ -158,6 +158,8 @@ def _check_tensors(name: str, tensors: Sequence[tuple[str, Tensor]]) -> None:
     for what, tensor in others:
         if len(tensor) != len(one):
             raise FlatfedError(f"{name}: {len(one)} {first} but {len(tensor)} {what}; give as many of each")
+    if not any(tensor.numel() for what, tensor in tensors if what.startswith("inputs")):
+        raise FlatfedError(f"{name}: its {first} are {list(one.shape)}, which is no number; give them some")
     for what, tensor in tensors:
         numbers = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
         if numbers.is_floating_point() and not all_finite(numbers):

@@ -145,7 +145,8 @@ def _read_csv(path: Path, names: Sequence[str] | None, texts: Collection[str]) -
 def _numbers_or_texts(origin: Origin, cells: Sequence[str]) -> Column:
     """Whole numbers if all cells are, or numbers, or else texts."""
     kinds: tuple[Any, ...] = (int, np.int64), (float, np.float64)
-    for read, kind in kinds:
+    # Python reads 1_2 as 12, but in a file that is a name.
+    for read, kind in () if any("_" in cell for cell in cells) else kinds:
         try:
             return plain_numbers(origin, np.array([read(cell) for cell in cells], kind))
         except FlatfedError:
@@ -161,7 +162,7 @@ def _is_number(cell: str) -> bool:
         float(cell)
     except ValueError:
         return False
-    return True
+    return "_" not in cell
 
 
 # -- parquet ---------------------------------------------------------------------------------------------

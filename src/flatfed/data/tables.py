@@ -108,7 +108,7 @@ def plain_numbers(origin: Origin, array: Array) -> Array:
     if array.dtype.kind == "f":
         with np.errstate(over="ignore"):  # said in the next lines
             floats = np.ascontiguousarray(array, np.float32)
-        finite = np.isfinite(floats).reshape(len(floats), -1).all(1)
+        finite = np.isfinite(floats).all(tuple(range(1, floats.ndim)))
         if not finite.all():
             row = int(np.argmin(finite))
             value = np.asarray(array[row]).reshape(-1)

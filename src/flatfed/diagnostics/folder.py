@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from flatfed.core.errors import FlatfedError, did_you_mean, one_line
+from flatfed.core.files import as_path
 from flatfed.diagnostics.plain import plain, read_plain
 from flatfed.diagnostics.registry import DIAGNOSTICS, MISUNDERSTANDINGS, cheap_diagnostics
 from flatfed.diagnostics.subject import Subject, Tick, inspect_folder, silent
@@ -49,7 +50,7 @@ def diagnose(
     give it as a `subject`. With `failed`, which is called with each error, the other diagnostics are measured
     all the same. Returns the content of RUN/diagnostics/NAME.json by name.
     """
-    folder, names = Path(folder), cheap_diagnostics() if names is None else names
+    folder, names = as_path("folder", folder), cheap_diagnostics() if names is None else names
     chosen = {key: None if value == "all" else value for key, value in (options or {}).items()}
     check(names, chosen)
     contents: dict[str, dict[str, Any]] = {}

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from flatfed.core.errors import FlatfedError, first_line, shown
+from flatfed.core.errors import USER_ERRORS, FlatfedError, first_line, shown
 from flatfed.core.tree import first_leaf, map_tree
 
 
@@ -130,5 +130,5 @@ def named_errors(name: str, what: str) -> Iterator[None]:
         yield
     except FlatfedError:
         raise
-    except Exception as error:
+    except USER_ERRORS as error:
         raise FlatfedError(f"{name}: it cannot be {what} ({first_line(error)})") from error

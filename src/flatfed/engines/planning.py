@@ -33,9 +33,10 @@ from flatfed.core.tree import (
     versions,
 )
 from flatfed.data.federation import Federation, PooledFederation
+from flatfed.engines.alignment import check_alignment
 from flatfed.engines.dense import BACKWARD_HOOKS, dense_layers, has_hooks
 from flatfed.engines.devices import set_products, usable_device
-from flatfed.engines.metrics import Metric
+from flatfed.engines.metrics import Metric, is_streaming
 from flatfed.engines.oracles import MatrixGradients
 from flatfed.engines.precision import check_precision
 from flatfed.engines.trial import Trial, bound_copy, check_model, plain_torch, protect_inputs, try_model
@@ -163,6 +164,9 @@ def make_plan(
         _check_shape(algorithm, SampleShape.of(inputs, targets))
 
     trial = try_model(bound, federation.to(chosen_device), loss, training, check)
+    for name, function in {"loss": loss, **metrics}.items():
+        if callable(function) and not is_streaming(function):
+            check_alignment(name, function, trial.outputs, trial.targets)
     shape = SampleShape.of(trial.inputs, trial.targets)
     classes = shape.classes(trial.outputs)
     _check_shape(algorithm, shape, classes)

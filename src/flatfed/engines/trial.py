@@ -17,7 +17,15 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from flatfed.core import random
-from flatfed.core.errors import FlatfedError, FlatfedWarning, first_line, name_of, user_errors
+from flatfed.core.errors import (
+    USER_ERRORS,
+    FlatfedError,
+    FlatfedWarning,
+    first_line,
+    memory_ran_out,
+    name_of,
+    user_errors,
+)
 from flatfed.core.flat import (
     BoundModel,
     Layout,
@@ -190,7 +198,7 @@ def _check_memory(model: nn.Module) -> None:
 def bound_copy(model: nn.Module, division: Division, device: torch.device) -> BoundModel:
     try:
         return BoundModel(model, division.whole, device, division.evaluating)
-    except Exception as error:
+    except USER_ERRORS as error:
         # A user's module may do anything when it is copied.
         raise FlatfedError(
             f"model: it cannot be copied ({first_line(error)}); give it before its first pass, and use "
@@ -209,7 +217,7 @@ def try_model(
     bound: BoundModel, federation: Federation, loss: Loss, training: Training, check: Callable[..., None]
 ) -> Trial:
     """Trains and evaluates one batch of client 0, after a check of its (inputs, targets)."""
-    data = federation.client(0)
+    data = _first_client(federation)
     _check_loading(federation, data)
     _check_work(training, data)
     (positions, *_) = batches(training, len(data), 0, 0)
@@ -273,7 +281,7 @@ def try_model(
         evaluated = tried(False)
     except FlatfedError:
         raise
-    except Exception as error:
+    except USER_ERRORS as error:
         # Whatever a user's model or loss raises, say where; the cause stays attached.
         raise FlatfedError(
             f"model: it cannot be trained on a batch of client 0 (inputs {described_tree(inputs)}, targets "
@@ -295,6 +303,19 @@ def try_model(
         looks_up=passed.looks_up,
         saved_bytes=passed.saved_bytes,
     )
+
+
+def _first_client(federation: Federation) -> ClientData:
+    try:
+        return federation.client(0)
+    except FlatfedError:
+        raise
+    except Exception as error:
+        if not memory_ran_out(error):
+            raise
+        raise FlatfedError(
+            f"clients[0]: memory ran out while its data were loaded ({first_line(error)}); load less of them"
+        ) from error
 
 
 def _check_one_number(loss: object) -> None:
@@ -328,6 +349,11 @@ def _check_work(training: Training, data: ClientData) -> None:
         raise FlatfedError(
             f"{field} = {getattr(training, field)}: a client of {samples} samples would take {steps} steps "
             f"in a round; take at most {MOST_STEPS}, and more rounds"
+        )
+    if (training.fine_tuning_steps or 0) > MOST_STEPS:
+        raise FlatfedError(
+            f"fine_tuning_steps = {training.fine_tuning_steps}: every client takes them at the end; use "
+            f"at most {MOST_STEPS}"
         )
     if size is None:
         return

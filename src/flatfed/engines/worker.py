@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from flatfed.core import random
 from flatfed.core.context import ClientContext, Oracle
-from flatfed.core.errors import DivergedError, FlatfedError, first_line, memory_ran_out
+from flatfed.core.errors import USER_ERRORS, DivergedError, FlatfedError, first_line, memory_ran_out
 from flatfed.core.flat import (
     all_finite,
     buffer_change,
@@ -76,7 +76,7 @@ def _supervised(members: Sequence[int], round_number: int, work: Callable[[], Re
             result = work()
     except FlatfedError:
         raise
-    except Exception as error:
+    except USER_ERRORS as error:
         if memory_ran_out(error):
             alone = "" if len(members) == 1 else " or path = 'client'"
             raise FlatfedError(

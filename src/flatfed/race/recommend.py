@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flatfed.core.errors import FlatfedError, FlatfedWarning, shown
+from flatfed.core.files import as_path
 from flatfed.core.settings import Training
 from flatfed.diagnostics.figures import Table, TableCell, cell
 from flatfed.engines.execution import Execution
@@ -44,7 +45,7 @@ def recommend(
     """
     if not isinstance(task, Task) or not isinstance(training, Training):
         raise FlatfedError(f"recommend({shown(task)}, {shown(training)}): give a flatfed.Task and a Training")
-    setting = Setting.of_task(task, training, execution, Path(folder))
+    setting = Setting.of_task(task, training, execution, as_path("folder", folder))
     seconds = None if budget is None else seconds_of(budget)
     recommender = Recommender(setting, seeds, gradients, seconds, bytes_per_round)
     check_outputs(recommender)

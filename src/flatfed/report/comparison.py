@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from flatfed.algorithms import build
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.errors import DivergedError, FlatfedError, FlatfedWarning, shown
+from flatfed.core.files import as_path
 from flatfed.core.settings import Training
 from flatfed.engines.execution import Execution
 from flatfed.report.page import write_report
@@ -100,7 +101,7 @@ def compare(
     """
     _check(task, training, execution, seeds, folder, target)
     built = _built(algorithms)
-    root = Path(folder)
+    root = as_path("folder", folder)
     report = root / "report.html"
     check_replaceable(report)
     runs: dict[str, list[Run]] = {}

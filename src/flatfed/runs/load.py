@@ -6,6 +6,7 @@ from pathlib import Path
 
 from flatfed.algorithms import build
 from flatfed.core.errors import FlatfedError
+from flatfed.core.files import as_path
 from flatfed.core.settings import Training
 from flatfed.engines.evaluator import Snapshot
 from flatfed.engines.execution import Execution
@@ -23,7 +24,7 @@ def load_run(folder: str | Path, task: Task | None = None) -> Run:
 
     A run of the command line knows its task; for one that was made from Python, give the same `task` again.
     """
-    path = Path(folder)
+    path = as_path("folder", folder)
     existing = RunFolder.existing(path)
     values = existing.read_config()
     if "federation" in values:

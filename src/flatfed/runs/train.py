@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.errors import DivergedError, FlatfedError, FlatfedWarning, shown
+from flatfed.core.files import as_path
 from flatfed.core.flat import Loss, load_buffers, load_vector
 from flatfed.core.settings import Training
 from flatfed.core.sharing import PRIVATE_BUFFERS, PRIVATE_MODEL, divided
@@ -140,7 +141,7 @@ class Run:
 
     def save(self, path: str | Path, best: bool = False) -> Path:
         """Writes the parameters and buffers of the final, or the best, global model as a safetensors file."""
-        path, model = Path(path), self.best.model if best else self.model
+        path, model = as_path("path", path), self.best.model if best else self.model
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, module_bytes(model))
         return path
@@ -190,7 +191,7 @@ def train(
         warnings.warn(note, FlatfedWarning, stacklevel=2)
     if folder == "":
         raise FlatfedError("folder = '': missing; give the run's folder a name")
-    path = None if folder is None else Path(folder)
+    path = None if folder is None else as_path("folder", folder)
     if path is not None:
         RunFolder(path).check_usable()
         stored_state(task.model)  # now, not when all rounds are done
@@ -328,18 +329,19 @@ def run_engine(
             folder = RunFolder(path)
             _open(folder, engine, state, config, identity)
         loop = TrainingLoop(engine, model, state, evaluated, callbacks, folder, checkpoint_every, statistics)
-        try:
-            with told_of_the_end(callbacks):
+        # What a tracker has to say at the end must not keep the model from being written.
+        with told_of_the_end(callbacks):
+            try:
                 loop.run()
-        except DivergedError as error:
+            except DivergedError as error:
+                if folder is not None:
+                    folder.note_divergence(str(error))
+                raise
+            final = module_of(model, engine.plan, state.snapshot)
+            best = chosen_best(model, engine.plan, state.best, state.history)
+            per_client = on_clients(state.snapshot)
             if folder is not None:
-                folder.note_divergence(str(error))
-            raise
-        final = module_of(model, engine.plan, state.snapshot)
-        best = chosen_best(model, engine.plan, state.best, state.history)
-        per_client = on_clients(state.snapshot)
-        if folder is not None:
-            folder.finish(final, per_client, None if best is None else best.model)
+                folder.finish(final, per_client, None if best is None else best.model)
     finally:
         if folder is not None:
             folder.close()

@@ -2,12 +2,13 @@
 
 import importlib
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from flatfed.core.errors import FlatfedError, shown
+from flatfed.core.errors import USER_ERRORS, FlatfedError, FlatfedWarning, first_line, shown
 from flatfed.training.loop import Callback, Progress
 
 
@@ -22,15 +23,33 @@ class HearsOfTheEnd(Protocol):
 
 @contextmanager
 def told_of_the_end(callbacks: Sequence[Callback]) -> Iterator[None]:
-    listeners: list[Any] = [one for one in callbacks if isinstance(one, HearsOfTheEnd)]
+    """Tells every callback that wants to know, even if another one fails at that.
+
+    What ended the run is raised then, or else what a callback raised, when all is done.
+    """
+    ended: BaseException | None = None
     try:
         yield
     except BaseException as error:
-        for listener in listeners:
-            listener.run_ended(error)
-        raise
-    for listener in listeners:
-        listener.run_ended(None)
+        ended = error
+    listeners: list[Any] = [one for one in callbacks if isinstance(one, HearsOfTheEnd)]
+    problems = [problem for listener in listeners if (problem := _told(listener, ended)) is not None]
+    if ended is not None:
+        for problem in problems:
+            warnings.warn(
+                f"callbacks: {first_line(problem)} at the end of the run", FlatfedWarning, stacklevel=4
+            )
+        raise ended
+    if problems:
+        raise problems[0]
+
+
+def _told(listener: HearsOfTheEnd, ended: BaseException | None) -> BaseException | None:
+    try:
+        listener.run_ended(ended)
+    except USER_ERRORS as problem:
+        return problem
+    return None
 
 
 def _numbers(progress: Progress) -> dict[str, float]:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from flatfed.core import random
 from flatfed.core.algorithm import Algorithm
-from flatfed.core.errors import FlatfedError, shown
+from flatfed.core.errors import USER_ERRORS, FlatfedError, shown
 from flatfed.core.outputs import ignored_label, logits_of
 from flatfed.core.part import ServerTask, part_name
 from flatfed.core.settings import Training
@@ -30,7 +30,10 @@ def check_before_training(task: object, algorithm: object, training: object, cal
     ):
         if not isinstance(value, kind):
             raise FlatfedError(f"{name} = {shown(value)}: {fix}")
-    assert isinstance(task, Task) and isinstance(training, Training)
+    assert isinstance(task, Task) and isinstance(training, Training) and isinstance(callbacks, Sequence)
+    for number, callback in enumerate(callbacks):
+        if not callable(callback):
+            raise FlatfedError(f"callbacks[{number}] = {shown(callback)}: give a function of the progress")
     training.cohort_size(len(task.federation))
     if training.weighting == "samples" and task.federation.total_samples is None:
         raise FlatfedError(
@@ -62,7 +65,7 @@ def check_labels(model: nn.Module, federation: Federation, ignored: int | None) 
 
         outputs = call()
         drawn_streams(streams, call)
-    except Exception:
+    except USER_ERRORS:
         return  # The engine's own first try says what is wrong with more to go by.
     if outputs.dim() < 2 or not isinstance(federation.targets, Tensor):
         return
@@ -72,7 +75,7 @@ def check_labels(model: nn.Module, federation: Federation, ignored: int | None) 
             "loss: cross-entropy over a single output is always 0; for regression give "
             "loss=torch.nn.functional.mse_loss"
         )
-    if federation.targets.is_floating_point():
+    if federation.targets.is_floating_point() or federation.targets.is_complex():
         return
     everything = {
         "client": federation.targets,

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -14,12 +15,13 @@ from torch import Tensor, nn
 from flatfed.core.aggregate import Aggregate
 from flatfed.core.algorithm import short_names
 from flatfed.core.context import MergeContext, ServerContext, TaskStep
-from flatfed.core.errors import DivergedError, FlatfedError
+from flatfed.core.errors import DivergedError, FlatfedError, name_of, shown
 from flatfed.core.flat import all_finite, apply_buffer_change, buffers_of, no_longer_finite
 from flatfed.core.part import ServerTask
 from flatfed.core.rounds import broadcast, server_round
 from flatfed.core.sampling import cohort, local_steps
 from flatfed.core.state import Dimensions, State, initial_state
+from flatfed.core.tree import versions
 from flatfed.data.samples import Samples
 from flatfed.engines.client_store import ClientStore
 from flatfed.engines.engine import Engine
@@ -53,6 +55,27 @@ class Progress:
 
 Callback = Callable[[Progress], Mapping[str, float] | None]
 """Called after every round; numbers that it returns go into the history."""
+
+
+def _returned(callback: Callback, progress: Progress) -> dict[str, float]:
+    """The numbers that a callback adds to the history; it may only look at everything else."""
+    seen = {"server": progress.server, "buffers": progress.buffers, "before": progress.before}
+    untouched = versions(seen)
+    returned = callback(progress)
+    if versions(seen) != untouched:
+        raise FlatfedError(
+            f"callbacks: {name_of(callback)} changes the server's vectors or buffers; let it change clones"
+        )
+    try:
+        numbers = {name: float(value) for name, value in (returned or {}).items()}
+    except (AttributeError, TypeError, ValueError, RuntimeError, OverflowError):
+        numbers = None
+    if numbers is None or not all(isinstance(name, str) and name and name.isprintable() for name in numbers):
+        raise FlatfedError(
+            f"callbacks: {name_of(callback)} returns {shown(returned)}; return nothing, or a dictionary of "
+            "names and numbers"
+        )
+    return numbers
 
 
 Statistics = Callable[[Tensor, State], dict[str, Tensor]]
@@ -196,13 +219,14 @@ class TrainingLoop:
         for name, value in task_record.items():
             record[name] = record.get(name, 0) + value
         progress = Progress(
-            number + 1, server, buffers, record, clients, self.plan.dimensions, self.state.server
+            *(number + 1, server, buffers, MappingProxyType(record), clients),
+            *(self.plan.dimensions, self.state.server),
         )
         for callback in self.callbacks:
-            for name, value in (callback(progress) or {}).items():
+            for name, value in _returned(callback, progress).items():
                 if name in record:
                     raise FlatfedError(f"callbacks: the history has its own {name!r}; use another name")
-                record[name] = float(value)
+                record[name] = value
         # The round becomes visible all at once; an interrupt in between must not be saved.
         self._between_rounds = False
         self.engine.clients.commit()

@@ -9,7 +9,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from flatfed.core.errors import FlatfedError, did_you_mean, first_line, shown
+from flatfed.core.errors import USER_ERRORS, FlatfedError, did_you_mean, first_line, shown
 from flatfed.training.task import Task
 
 SETTINGS = "settings"
@@ -171,13 +171,17 @@ def _loaded(path: Path) -> ModuleType:
 
 @contextmanager
 def _one_line_errors(file: str, function: str) -> Iterator[None]:
-    """Whatever a user's code raises, with the line of their file that it came from; the cause is attached."""
+    """Whatever a user's code raises, with the line of their file that it came from; the cause is attached.
+
+    Relative paths mean the same after it as before, should it change the current folder.
+    """
     called = f":{function}" if function else ""
     try:
-        yield
+        with chdir("."):
+            yield
     except FlatfedError as error:
         raise FlatfedError(f"{file}{called}: {error}") from error
-    except (Exception, SystemExit) as error:
+    except USER_ERRORS as error:
         path = str(Path(file).resolve())
         lines = [
             frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path

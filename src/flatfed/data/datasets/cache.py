@@ -8,10 +8,11 @@ of another version. It may be removed at any time; where it cannot be written th
 import json
 import stat
 import tempfile
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from hashlib import file_digest
 from pathlib import Path
@@ -24,11 +25,12 @@ from safetensors.numpy import save_file
 
 from flatfed.data.datasets.base import Array, Labelled
 
-VERSION = 1
+VERSION = 2
 SMALLEST = 2**23
 """Data sets of fewer bytes are read as quickly as a cache of them would be."""
 BLOCK = 2**24
 """Bytes that have a checksum of their own."""
+ABANDONED_SECONDS = 3600.0
 _bypassed: ContextVar[bool] = ContextVar("bypassed", default=False)
 
 Arrays = dict[str, Array]
@@ -87,8 +89,13 @@ def _load(path: Path, files: Sequence[Path]) -> Arrays | None:
         if not stat.S_ISREG(path.stat().st_mode):
             return None
         with safe_open(path, "pt") as file:
-            about = json.loads((file.metadata() or {})["flatfed"])
-            if about["version"] != VERSION or not _are_sources(about["sources"], files):
+            metadata = file.metadata() or {}
+            about = json.loads(metadata["flatfed"])
+            if (
+                metadata["checksum"] != _checksum(metadata["flatfed"])
+                or about["version"] != VERSION
+                or not _are_sources(about["sources"], files)
+            ):
                 return None
             arrays = {name: file.get_tensor(name).numpy() for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError):
@@ -106,14 +113,24 @@ def _are_sources(sources: Sources, files: Sequence[Path]) -> bool:
 
 
 def _store(path: Path, arrays: Arrays, sources: Sources, mode: int) -> None:
-    about = {"version": VERSION, "sources": sources, "checksums": _checksums(arrays)}
-    with tempfile.TemporaryDirectory(prefix=".cache-", dir=path.parent) as folder:
+    about = json.dumps({"version": VERSION, "sources": sources, "checksums": _checksums(arrays)})
+    _remove_abandoned(path)
+    with tempfile.TemporaryDirectory(prefix=f"{path.name}-", dir=path.parent) as folder:
         temporary = Path(folder) / path.name
         plain = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-        save_file(plain, temporary, {"flatfed": json.dumps(about)})
+        save_file(plain, temporary, {"flatfed": about, "checksum": _checksum(about)})
         # Whoever may read the files may read this.
         temporary.chmod(mode)
         temporary.replace(path)
+
+
+def _remove_abandoned(path: Path) -> None:
+    """What a process that was killed has left of a cache that it was writing."""
+    for folder in path.parent.glob(f"{path.name}-*"):
+        with suppress(OSError):  # another process was first, or there is something else in it
+            if time.time() - folder.stat().st_mtime > ABANDONED_SECONDS:
+                (folder / path.name).unlink(missing_ok=True)
+                folder.rmdir()
 
 
 def _sizes_and_times(files: Sequence[Path]) -> Mapping[str, list[int]]:
@@ -126,10 +143,17 @@ def _digest(file: Path) -> str:
         return file_digest(content, "sha256").hexdigest()
 
 
-def _checksums(arrays: Arrays) -> dict[str, list[int]]:
-    """Of every array's blocks."""
+def _checksum(text: str) -> str:
+    return str(zlib.crc32(text.encode()))
+
+
+def _checksums(arrays: Arrays) -> dict[str, list[Any]]:
+    """Of every array its type, its shape, and the checksums of its blocks."""
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        return {name: list(pool.map(zlib.crc32, _blocks(array))) for name, array in arrays.items()}
+        return {
+            name: [str(array.dtype), list(array.shape), *pool.map(zlib.crc32, _blocks(array))]
+            for name, array in arrays.items()
+        }
 
 
 def _blocks(array: Array) -> Iterator[Array]:

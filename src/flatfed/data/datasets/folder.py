@@ -82,19 +82,39 @@ def read_folder(
     """Everything that is in a folder, and what is wrong with it in one line."""
     check_test_share(test)
     check_categories(categories or {})
+    if channels not in (1, 3):
+        raise FlatfedError(f"channels = {shown(channels)}: give 3 for colour or 1 for grey")
     root = expanded("folder", folder)
+    try:
+        data = _read(root, inputs, targets, test, categories or {}, channels)
+    except OSError as error:  # what may be listed but not looked at
+        raise FlatfedError(
+            f"{error.filename or root}: cannot be read ({error.strerror}); check its permissions"
+        ) from None
+    return with_transform(data, augmentation, mean, std)
+
+
+def _read(
+    root: Path,
+    inputs: ColumnNames | None,
+    targets: ColumnNames | None,
+    test: float | None,
+    categories: Categories,
+    channels: int,
+) -> CollectedSamples:
     clients, test_entry = _entries(root)
     if test is not None and test_entry is not None:
         raise FlatfedError(f"test = {test:g}: there is {test_entry.path}; use either")
     entries = [*clients, *([] if test_entry is None else [test_entry])]
     if all(entry.files for entry in entries):
-        data = _read_tables(root, clients, test_entry, inputs, targets, test, categories or {})
-    else:
-        for option, value in (("inputs", inputs), ("targets", targets)):
-            if value is not None:
-                raise FlatfedError(f"{option} = {shown(value)}: {root} holds images; leave it out")
-        data = _read_images(root, clients, test_entry, test, (categories or {}).get(CLASS), channels)
-    return with_transform(data, augmentation, mean, std)
+        return _read_tables(root, clients, test_entry, inputs, targets, test, categories)
+    for option, value in (("inputs", inputs), ("targets", targets)):
+        if value is not None:
+            raise FlatfedError(f"{option} = {shown(value)}: {root} holds images; leave it out")
+    for name in categories:
+        if name != CLASS:
+            raise FlatfedError(f"categories[{name!r}]: {root} holds images, which have {CLASS!r} alone")
+    return _read_images(root, clients, test_entry, test, categories.get(CLASS), channels)
 
 
 # -- which files are whose ---------------------------------------------------------------------------------
@@ -108,6 +128,10 @@ def _entries(root: Path) -> tuple[list[_Entry], _Entry | None]:
         if entry.name in entries:
             raise FlatfedError(
                 f"{path}: {entries[entry.name].path} is client {entry.name!r} already; rename one of them"
+            )
+        if entry.name != TEST and entry.name.lower() == TEST:
+            raise FlatfedError(
+                f"{path}: test data are called {TEST!r}; rename it, or give the client another name"
             )
         entries[entry.name] = entry
     with_files = [entry for entry in entries.values() if entry.files]
@@ -225,8 +249,6 @@ def _read_images(
     names: Sequence[str] | None,
     channels: int,
 ) -> CollectedSamples:
-    if channels not in (1, 3):
-        raise FlatfedError(f"channels = {channels}: give 3 for colour or 1 for grey")
     names_of_folders = {path.name for entry in clients for path in class_folders(entry.path)}
     classes = sorted(names_of_folders) if names is None else list(names)
     trained: list[tuple[Path, int]] = []

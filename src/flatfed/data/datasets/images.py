@@ -18,7 +18,7 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -212,7 +212,6 @@ def read_pictures(
         from PIL import Image, ImageFile  # noqa: PLC0415 (optional)
     except ImportError:
         raise FlatfedError("Pillow: missing, and image files need it; run `pip install Pillow`") from None
-    mode = {1: "L", 3: "RGB"}[channels]
 
     def opened(path: Path) -> ImageFile.ImageFile:
         return Image.open(io.BytesIO(read_file(path)), formats=FORMATS)
@@ -221,15 +220,13 @@ def read_pictures(
         try:
             with opened(path) as image:
                 _check_size(path, image.size, size)
-                if image.mode[0] in "IF":
-                    raise ValueError(f"pixels of mode {image.mode}, not of 8 bits")
-                pixels = np.asarray(image.convert(mode))
+                pixels = bytes_of(image, channels)
         except FlatfedError:
             raise
         except Exception as error:  # what is no image, or a damaged one, can raise anything
             raise FlatfedError(f"{path}: not a readable image ({brief(error)}); replace it") from None
-        _check_size(path, pixels.shape[1::-1], size)
-        return pixels.reshape(*pixels.shape[:2], channels).transpose(2, 0, 1)
+        _check_size(path, pixels.shape[:0:-1], size)
+        return pixels
 
     if size is None:
         height, width = read(labelled[0][0]).shape[1:]
@@ -242,6 +239,14 @@ def read_pictures(
         for number, pixels in enumerate(pool.map(read, paths)):
             images[number] = pixels
     return Labelled(images, np.array(labels))
+
+
+def bytes_of(image: Any, channels: int) -> Bytes:
+    """The pixels [C, H, W] of an image of Pillow, colour or grey."""
+    if image.mode[0] in "IF":  # which it would cut off, not scale
+        raise ValueError(f"pixels of mode {image.mode}, not of 8 bits")
+    pixels = np.asarray(image.convert({1: "L", 3: "RGB"}[channels]))
+    return pixels.reshape(*pixels.shape[:2], channels).transpose(2, 0, 1)
 
 
 def _check_size(path: Path, width_and_height: tuple[int, ...], size: tuple[int, int] | None) -> None:
