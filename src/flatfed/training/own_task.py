@@ -114,6 +114,12 @@ def _seeded(seed: int) -> Iterator[None]:
         torch.set_rng_state(tensor)
 
 
+def defaults(table: Mapping[str, Any]) -> dict[str, Any]:
+    """What the function's options are where nothing is said."""
+    parameters = _parameters(table)
+    return {one.name: one.default for one in parameters if one.default is not one.empty}
+
+
 def _options(table: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in table.items() if key not in {"file", "make"}}
 
