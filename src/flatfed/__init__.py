@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from flatfed.report.comparison import compare
     from flatfed.runs.load import load_run
     from flatfed.runs.train import Run, plot, train
+    from flatfed.runs.tuning import tune
     from flatfed.training.callbacks import MLflow, TensorBoard, Wandb
     from flatfed.training.loop import Progress
     from flatfed.training.task import Task, accuracy
@@ -59,6 +60,7 @@ __all__ = [
     "recommend",
     "theory",
     "train",
+    "tune",
     "vector_to_model",
     "whole",
 ]
@@ -78,6 +80,7 @@ _MODULES = {
     "report.comparison": ("compare",),
     "runs.load": ("load_run",),
     "runs.train": ("Run", "plot", "train"),
+    "runs.tuning": ("tune",),
     "training.callbacks": ("MLflow", "TensorBoard", "Wandb"),
     "training.loop": ("Progress",),
     "training.task": ("Task", "accuracy"),

@@ -78,9 +78,36 @@ def test_it_is_compared_tuned_diagnosed_and_reported(written):
     flatfed("report", "my_task.py:make", "-o", "task.html")
     assert "fedsam" in Path("task.html").read_text()
     shutil.copy("my_task.py", "other.py")
-    assert "other.py:make: no run of it in runs; make one with flatfed run" in refusal(
+    assert "other.py:make: no such run of it in runs; make one with flatfed run" in refusal(
         "report", "other.py:make"
     )
+
+
+def test_runs_with_some_settings_are_diagnosed_and_reported(written):
+    for options in ([], ["--set", "task.width=5"], ["--set", "task.width=5", "--set", "training.lr=0.2"]):
+        flatfed("run", "my_task.py:make", *SHORT, *options)
+
+    def diagnosed(*settings: str) -> list[dict]:
+        options = [part for setting in settings for part in ("--set", setting)]
+        folders = json.loads(flatfed("diagnose", "my_task.py:make", "clients", "--json", *options))
+        return [json.loads((Path(folder) / "config.json").read_text()) for folder in folders]
+
+    assert len(diagnosed()) == 3
+    assert [config["task"].get("width") for config in diagnosed("task.width=5")] == [5, 5]
+    assert [config["task"].get("width") for config in diagnosed("task.width=32")] == [None], "the default"
+    (chosen,) = diagnosed("task.width=5", "training.lr=0.2")
+    assert chosen["training"]["lr"] == 0.2
+    flatfed("report", "my_task.py:make", "--set", "training.lr=0.2", "-o", "task.html")
+    assert "0.2" in Path("task.html").read_text()
+    assert "no such run of it in runs; make one with flatfed run my_task.py:make --set task.width=6" in (
+        refusal("diagnose", "my_task.py:make", "--set", "task.width=6")
+    )
+    assert "task.widht: unknown; did you mean 'width'?" in (
+        refusal("report", "my_task.py:make", "--set", "task.widht=6")
+    )
+    (run, *_) = map(str, Path("runs").glob("fedavg-*"))
+    assert "is one run; give settings with" in refusal("diagnose", run, "--set", "task.width=5")
+    assert "only with config files or my_task.py:make" in refusal("report", run, "--set", "training.lr=1")
 
 
 def test_a_run_resumes_to_the_same_bytes_from_anywhere(written, folder, monkeypatch):

@@ -27,8 +27,10 @@ ray = pytest.importorskip("ray", reason="needs the extra ray: pip install 'flatf
 from ray.cluster_utils import Cluster  # noqa: E402
 
 from flatfed.engines import ray as engine  # noqa: E402
+from flatfed.training.config import Config  # noqa: E402
 
 PARTICIPANTS = 7
+TEMPLATE = Path(ff.__file__).parent / "cli" / "template" / "my_task.py"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits.toml"
 
 
@@ -66,8 +68,8 @@ class KeptWorker(engine.RemoteWorker):
     def __init__(self) -> None:
         """It becomes a worker for each run anew."""
 
-    def become(self, shared: list[Any]) -> None:
-        super().__init__(shared)
+    def become(self, shared: list[Any], files: list[str]) -> None:
+        super().__init__(shared, files)
 
 
 @pytest.fixture(scope="module")
@@ -80,9 +82,9 @@ def kept_workers(idle_workers: list[Any], monkeypatch: pytest.MonkeyPatch) -> No
     """Real workers on both nodes, of which the next run takes those that the last one has left."""
     actor = ray.remote(num_cpus=0, scheduling_strategy="SPREAD")(KeptWorker)
 
-    def begin(shared: list[Any]) -> Any:
+    def begin(shared: list[Any], files: list[str]) -> Any:
         worker = idle_workers.pop() if idle_workers else actor.remote()
-        worker.become.remote(shared)
+        worker.become.remote(shared, files)
         return worker
 
     monkeypatch.setattr(engine.ray, "remote", lambda **options: lambda kind: SimpleNamespace(remote=begin))
@@ -101,6 +103,23 @@ def test_it_gives_the_bits_of_the_local_engine(name, path, monkeypatch, kept_wor
     assert_same_bits(*both(algorithm, participants=PARTICIPANTS, path=path))
 
 
+def test_a_task_of_a_file_is_made_again_by_the_workers(tmp_path, kept_workers):
+    (tmp_path / "beside_the_task.py").write_text("width = 5\n")
+    file = tmp_path / "task_on_ray.py"
+    file.write_text(
+        TEMPLATE.read_text().replace(
+            "import flatfed as ff", "import flatfed as ff\nfrom beside_the_task import width as beside"
+        )
+    )
+    config = Config.read(file, ["training.rounds=2", "task.clients=6"])
+    options = {"progress": False}
+    runs = [
+        ff.train(config.make_task(), ff.scaffold(), config.training, ff.Execution(**execution), **options)
+        for execution in ({"workers": 1}, {"engine": "ray", "workers": 2})
+    ]
+    assert_same_bits(*runs)
+
+
 @pytest.mark.parametrize("path", ["client", "matrix"])
 def test_less_precision_gives_the_bits_of_the_local_engine(path, kept_workers):
     model, data = in_float32()
@@ -116,8 +135,8 @@ class InThisProcess:
     def __init__(self, kind: type) -> None:
         self.kind = kind
 
-    def remote(self, shared: list[Any]) -> Any:
-        worker = self.kind(shared)
+    def remote(self, shared: list[Any], files: list[str]) -> Any:
+        worker = self.kind(shared, files)
 
         def called(method: Any) -> Any:
             def call(*arguments: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from pathlib import Path
 
 import problems
 import pytest
@@ -15,6 +16,7 @@ from flatfed.core.errors import FlatfedError
 from flatfed.engines import local
 from flatfed.engines.memory import GrowingMemory
 from flatfed.engines.processes import Portable, _read, _written, can_fork
+from flatfed.training.config import Config
 
 pytestmark = pytest.mark.skipif(not can_fork(), reason="needs Linux without an accelerator")
 
@@ -58,6 +60,16 @@ def test_workers_that_begin_anew_give_the_same_bits(monkeypatch):
         assert torch.equal(alone.clients.row(client), together.clients.row(client))
     for left, right in zip(alone.history, together.history, strict=True):
         assert {**left, "seconds": 0} == {**right, "seconds": 0}
+
+
+def test_a_task_of_a_file_is_made_again_by_the_workers(tmp_path, monkeypatch):
+    file = tmp_path / "task_in_spawned.py"
+    file.write_text((Path(ff.__file__).parent / "cli" / "template" / "my_task.py").read_text())
+    config = Config.read(file, ["training.rounds=2", "training.path=client", "task.clients=6"])
+    alone = ff.train(config.make_task(), ff.scaffold(), config.training, ff.Execution(workers=1))
+    monkeypatch.setattr(local, "start_method", lambda device: "spawn")
+    together = ff.train(config.make_task(), ff.scaffold(), config.training, ff.Execution(workers=2))
+    assert torch.equal(alone.server["model"], together.server["model"])
 
 
 def test_what_cannot_be_sent_is_refused_before_training(monkeypatch):

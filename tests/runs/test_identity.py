@@ -599,6 +599,25 @@ def test_what_an_object_has_worked_out_does_not_count():
     assert digest(value) == before
 
 
+class Wrapping:
+    """A metric that wraps its methods, as those of torchmetrics do, and makes them anew in a copy."""
+
+    def __init__(self, classes: int) -> None:
+        self.classes = classes
+        self.compute = lambda: 2 * classes
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "compute"}
+
+    def compute(self) -> int:
+        return self.classes
+
+
+def test_what_an_object_leaves_out_of_its_copies_does_not_count():
+    assert digest(Wrapping(1)) == digest(Wrapping(1)) != digest(Wrapping(2))
+    assert not unseen(Wrapping(1))
+
+
 def test_sharing_and_circles_are_no_obstacle():
     tower: list[Any] = [1]
     for _ in range(100):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import flatfed as ff
 from flatfed.core.tree import cloned, equal, leaves
 from flatfed.data.transform import Transform
-from trees.tree_problems import CLIENTS, FORMS, MODELS, Batch, Named, Tabular, drawn, formed, plain
+from trees.tree_problems import CLIENTS, FORMS, MODELS, SIZE, Batch, Named, Tabular, drawn, formed, plain
 
 WORK: dict[str, Any] = {
     "rounds": 3,
@@ -365,6 +365,16 @@ def test_diagnostics_look_at_trees():
                 subject.gradient(subject.model, subject.test_data(5)),
             ]
     assert torch.equal(gradients[0], gradients[2]) and torch.equal(gradients[1], gradients[3])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_diagnostics_count_samples_and_not_the_parts_of_a_tree(form):
+    data = formed(form)
+    task = ff.Task(MODELS[form](), ff.Federation.from_tensors(data, test=data[0]))
+    run = trained(MODELS[form](), data)
+    with ff.diagnostics.inspect(task, run=run) as subject:
+        result = ff.diagnostics.clients(subject)
+    assert result["samples"] == [SIZE] * CLIENTS
 
 
 def test_leaves_of_nothing_are_none():

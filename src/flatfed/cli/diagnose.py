@@ -41,7 +41,9 @@ def diagnose(
     assignments: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="KEY=VALUE", help="An option, e.g. samples=5000 or points=51. Repeatable."
+            "--set",
+            metavar="KEY=VALUE",
+            help="An option, e.g. points=51; with a config or task, task.width=64: such runs. Repeatable.",
         ),
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Measure again what is there already.")] = False,
@@ -59,11 +61,16 @@ def diagnose(
         _print_list(as_json)
         return
     chosen = list(dict.fromkeys(names or cheap_diagnostics()))
-    options = with_assignments({}, assignments or [])
+    settings = [text for text in assignments or [] if "." in text.partition("=")[0]]
+    options = with_assignments({}, [text for text in assignments or [] if text not in settings])
+    if settings and not is_reference(folder):
+        raise FlatfedError(
+            f"--set {settings[0]}: {folder} is one run; give settings with a config file or my_task.py:make"
+        )
     if chosen == ["all"]:
         # Some need another run, which has to be given.
         chosen = [name for name in diagnostic_names() if DIAGNOSTICS[name].run_options <= set(options)]
-    several = runs_of(folder, runs) if is_reference(folder) else [folder]
+    several = runs_of(folder, runs, settings) if is_reference(folder) else [folder]
     results, failed = {}, False
     for one in several:
         errors: dict[str, FlatfedError] = {}

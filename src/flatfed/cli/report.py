@@ -32,6 +32,14 @@ def report(
         list[float] | None,
         typer.Option("--target", min=0, max=1, help="Accuracy to count rounds to. Repeatable."),
     ] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="With a config or task: only runs with this setting, e.g. task.width=64. Repeatable.",
+        ),
+    ] = None,
     root: Root = RUNS,
 ) -> None:
     """Write a self-contained HTML page about one run or a comparison of several."""
@@ -39,7 +47,11 @@ def report(
 
     if any(map(math.isnan, targets or [])):
         raise FlatfedError("--target nan: give an accuracy between 0 and 1")
-    folders = [folder for path in runs for folder in (runs_of(path, root) if is_reference(path) else [path])]
+    if assignments and not all(map(is_reference, runs)):
+        raise FlatfedError(f"--set {assignments[0]}: only with config files or my_task.py:make; leave it out")
+    folders: list[Path] = []
+    for path in runs:
+        folders += runs_of(path, root, assignments or []) if is_reference(path) else [path]
     _write(folders, output, targets=sorted(targets or []))
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from flatfed.core.errors import FlatfedError
+from flatfed.core.tree import first_leaf
 from flatfed.diagnostics import figures
 from flatfed.diagnostics.registry import diagnostic
 from flatfed.diagnostics.subject import Subject, Tick, silent, ticked
@@ -36,7 +37,7 @@ def clients(subject: Subject, *, tick: Tick = silent) -> dict[str, Any]:
     for client in ticked(range(len(subject.federation)), tick):
         data = subject.data(client)
         accuracy.append(subject.evaluate(subject.model, data)["accuracy"])
-        sizes.append(len(data[0]))
+        sizes.append(len(first_leaf(data[0])))
     spread = ClientSpread.of(accuracy, sizes)
     numbers = {"mean": spread.mean, "deviation": spread.deviation, "binomial_floor": spread.chance}
     return {"accuracy": accuracy, **numbers, "samples": sizes}

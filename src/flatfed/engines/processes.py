@@ -24,6 +24,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from flatfed.core import task_files
 from flatfed.core.errors import FlatfedError, first_line
 from flatfed.engines import messages
 from flatfed.engines.memory import GrowingMemory, keep_freed_memory
@@ -81,7 +82,7 @@ class Portable:
     """Work for processes that begin anew: written down once, its tensors where all of them see them."""
 
     def __init__(self, work: Work) -> None:
-        self._memory = GrowingMemory()
+        self._memory, self._files = GrowingMemory(), task_files.loaded()
         try:
             self._content = bytes(_written(work, self._memory))
         except Exception as error:
@@ -90,6 +91,7 @@ class Portable:
 
     def unpacked(self) -> Work:
         try:
+            task_files.load_again(self._files)
             work: Work = _read(self._content, self._memory)
         except Exception as error:
             raise _not_portable("made again there", error) from error

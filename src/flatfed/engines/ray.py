@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from flatfed.core import task_files
 from flatfed.core.aggregate import Aggregate
 from flatfed.core.errors import FlatfedError, first_line
 from flatfed.core.rounds import Broadcast
@@ -105,8 +106,9 @@ def _fetched(shard: Any) -> list[ClientData]:
 class RemoteWorker:
     """A worker of the cluster: one model, and the data that it has needed so far."""
 
-    def __init__(self, shared: Sequence[Any]) -> None:
-        """`shared` are references to the plan, the model and the data."""
+    def __init__(self, shared: Sequence[Any], files: Sequence[str]) -> None:
+        """`shared` are references to the plan, the model and the data, which may be of users' `files`."""
+        task_files.load_again(files)
         torch.set_num_threads(1)
         keep_freed_memory()
         self.trainer = RemoteTrainer(*ray.get(list(shared)))
@@ -267,8 +269,9 @@ class RayEngine:
         )
         # A lost worker is replaced here, not by Ray, which would wait for room for it.
         gpus, needs = gpu_need(plan.device, execution.gpu_share)
+        files = task_files.loaded()
         actor: Any = ray.remote(num_cpus=1, num_gpus=gpus)(RemoteWorker)
-        self._remote = RemoteWorkers(lambda: actor.remote(self._shared), needs)
+        self._remote = RemoteWorkers(lambda: actor.remote(self._shared, files), needs)
         try:
             data: Federation
             if isinstance(federation, PooledFederation):

@@ -56,12 +56,7 @@ class Comparison:
         ]
 
     def __repr__(self) -> str:
-        lines = [COLUMNS, *self.table]
-        widths = [max(len(line[place]) for line in lines) for place in range(len(COLUMNS))]
-        texts = [
-            "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) for line in lines
-        ]
-        return "\n".join([*(text.rstrip() for text in texts), f"report: {self.report}"])
+        return f"{curves.text_table([COLUMNS, *self.table])}\nreport: {self.report}"
 
     def _repr_html_(self) -> str:
         """As notebooks show it."""

@@ -1,22 +1,23 @@
-"""How fast the engine is on this machine, beside a loop written by hand, on made-up clients.
+"""How fast the engine is on this machine, beside a loop written by hand, on made-up clients or a task.
 
-Every client has one batch, on which it takes all its steps, so that the loop does the same work and must end
-with the same loss.
+The loop takes the same batches, so that it does the same work and must end with the same loss.
 """
 
+import copy
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatfed.core.algorithm import Algorithm
-from flatfed.core.sampling import cohort
+from flatfed.core.flat import Loss
+from flatfed.core.outputs import judged
+from flatfed.core.sampling import batches, cohort
 from flatfed.core.settings import Precision, Training
-from flatfed.core.tree import moved
+from flatfed.core.tree import call
 from flatfed.data.federation import Federation
 from flatfed.data.samples import Samples
 from flatfed.engines.devices import usable_device, wait_for
@@ -85,20 +86,31 @@ def measure(
     precision: Precision = "float32",
     device: str = "cpu",
 ) -> Measured:
-    """The engine's rounds and the loop's take turns, so that both see the same machine."""
+    """One of the models above on made-up clients."""
     training = Training(
-        rounds=rounds + WARM_UP,
+        rounds=rounds,
         participants=PARTICIPANTS,
         local_steps=workload.steps,
         batch_size=workload.batch,
         lr=RATE,
-        evaluate_every=rounds + WARM_UP,
         precision=precision,
     )
-    clients = workload.clients()
-    where = usable_device(device)
-    loop_model = workload.make_model().to(where)
-    loop, threads = loop_rounds(loop_model, moved(clients, where), training), torch.get_num_threads()
+    task = Task(workload.make_model(), Federation.from_tensors(workload.clients()))
+    return measure_task(task, training, Execution(device=device), rounds, tick)
+
+
+def measure_task(
+    task: Task, training: Training, execution: Execution, rounds: int, tick: Callable[[], None]
+) -> Measured:
+    """FedAvg's rounds on a task, with a training's local work, by the engine and by the loop.
+
+    They take turns, so that both see the same machine.
+    """
+    training = plain_training(training, rounds)
+    where = usable_device(execution.device)
+    loop_model, federation = copy.deepcopy(task.model).to(where), task.federation.to(where)
+    loop = loop_rounds(loop_model, task.loss, federation, training)
+    threads = torch.get_num_threads()
     seconds: list[float] = []
     loop_seconds: list[float] = []
     before = time.perf_counter()
@@ -113,18 +125,26 @@ def measure(
         tick()
         before = time.perf_counter()
 
-    task = Task(workload.make_model(), Federation.from_tensors(clients))
-    execution = Execution(device=device)
     run = train(task, Algorithm(), training, execution, callbacks=[turn], progress=False)
     return Measured(
         path=run.path,
         reason=run.path_reason,
-        parameters=sum(parameter.numel() for parameter in loop_model.parameters()),
+        parameters=sum(parameter.numel() for parameter in _trained(loop_model)),
         seconds=min(seconds[WARM_UP:]),
         loop_seconds=min(loop_seconds[WARM_UP:]),
-        loss=mean_loss(run.model, clients),
-        loop_loss=mean_loss(loop_model.cpu(), clients),
+        loss=mean_loss(run.model.to(where), task.loss, federation),
+        loop_loss=mean_loss(loop_model, task.loss, federation),
     )
+
+
+def plain_training(training: Training, rounds: int) -> Training:
+    """A training's participants and local work, and nothing that the loop does not do."""
+    kept = (
+        "participation", "participants", "sampling", "local_epochs", "local_steps", "batch_size", "lr",
+        "precision", "path", "seed",
+    )  # fmt: skip
+    settings = {name: getattr(training, name) for name in kept}
+    return Training(rounds=rounds + WARM_UP, evaluate_every=rounds + WARM_UP, **settings)
 
 
 def tolerance(precision: Precision) -> float:
@@ -132,38 +152,64 @@ def tolerance(precision: Precision) -> float:
     return 1e-3 if precision == "float32" else 2e-2
 
 
-def loop_rounds(model: nn.Module, clients: list[Samples], training: Training) -> Iterator[float]:
+def loop_rounds(
+    model: nn.Module, loss_of: Loss, federation: Federation, training: Training
+) -> Iterator[float]:
     """FedAvg as one would write it down, round by round; yields their seconds."""
-    parameters = list(model.parameters())
+    parameters, device = _trained(model), federation.client(0).device
+    averaged = [*parameters, *(buffer for buffer in model.buffers() if buffer.is_floating_point())]
+    model.train()
     for number in range(training.rounds):
+        members = cohort(training, len(federation), number)
+        work = [list(_steps(federation, training, client, number)) for client in members]
         began = time.perf_counter()
-        members = cohort(training, len(clients), number)
-        received = [parameter.detach().clone() for parameter in parameters]
-        total = [torch.zeros_like(parameter) for parameter in parameters]
-        for client in members:
-            _set(parameters, received)
+        received = [tensor.detach().clone() for tensor in averaged]
+        total = [torch.zeros_like(tensor) for tensor in averaged]
+        for steps in work:
+            _set(averaged, received)
             optimizer = torch.optim.SGD(parameters, lr=training.lr)
-            inputs, targets = clients[client]
-            for _ in range(training.local_steps or 0):
+            for inputs, targets in steps:
                 optimizer.zero_grad()
                 with torch.enable_grad():
-                    with computing_in(training.precision, inputs.device):
-                        loss = F.cross_entropy(model(inputs), targets)
+                    with computing_in(training.precision, device):
+                        loss = judged(loss_of, call(model, inputs), targets)
                     loss.backward()
                 optimizer.step()
-            for whole, parameter in zip(total, parameters, strict=True):
-                whole.add_(parameter.detach())
-        _set(parameters, [whole / len(members) for whole in total])
-        wait_for(parameters[0].device)
+            for whole, tensor in zip(total, averaged, strict=True):
+                whole.add_(tensor.detach())
+        _set(averaged, [whole / len(members) for whole in total])
+        wait_for(device)
         yield time.perf_counter() - began
 
 
-@torch.no_grad()
-def _set(parameters: list[nn.Parameter], values: list[Tensor]) -> None:
-    for parameter, value in zip(parameters, values, strict=True):
-        parameter.copy_(value)
+def _steps(federation: Federation, training: Training, client: int, number: int) -> Iterator[Samples]:
+    """A client's batches of a round, as the model sees them."""
+    data = federation.client(client)
+    seen: dict[bool, Samples] = {}
+    for positions in batches(training, len(data), number, client):
+        every = len(positions) == len(data)
+        if not every or not seen:
+            inputs, targets = data.whole() if every else data.batch(positions.to(data.device))
+            seen[every] = federation.transform.evaluate(inputs), targets
+        yield seen[every]
+
+
+def _trained(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 @torch.no_grad()
-def mean_loss(model: nn.Module, clients: list[Samples]) -> float:
-    return float(torch.stack([F.cross_entropy(model(inputs), targets) for inputs, targets in clients]).mean())
+def _set(tensors: list[Tensor], values: list[Tensor]) -> None:
+    for tensor, value in zip(tensors, values, strict=True):
+        tensor.copy_(value)
+
+
+@torch.no_grad()
+def mean_loss(model: nn.Module, loss_of: Loss, federation: Federation) -> float:
+    """Over some clients' samples, in evaluation mode."""
+    model.eval()
+    losses = []
+    for client in range(min(PARTICIPANTS, len(federation))):
+        inputs, targets = federation.client(client).whole()
+        losses.append(judged(loss_of, call(model, federation.transform.evaluate(inputs)), targets))
+    return float(torch.stack(losses).mean())

@@ -322,13 +322,18 @@ def _is_constant(value: Any) -> bool:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """What an object is made of; not what it has worked out and kept."""
+    """What an object is made of; not what it has worked out and kept, or leaves out when it is copied."""
     slots: list[str] = []
     for base in type(value).__mro__:
         own = vars(base).get("__slots__", ())
         slots += [own] if isinstance(own, str) else own
     attributes = {name: getattr(value, name) for name in slots if hasattr(value, name)}
     attributes |= getattr(value, "__dict__", {})
+    if any("__getstate__" in vars(base) and not _is_library(base.__module__) for base in type(value).__mro__):
+        # torchmetrics, for instance, wraps an object's methods anew in every copy.
+        state = value.__getstate__()
+        if isinstance(state, dict):
+            attributes = {name: attribute for name, attribute in attributes.items() if name in state}
     return {
         name: attribute
         for name, attribute in attributes.items()

@@ -43,6 +43,13 @@ def described(history: History) -> str:
     return ", ".join(words)
 
 
+def text_table(lines: Sequence[Sequence[str]]) -> str:
+    """Lines of texts below each other."""
+    widths = [max(len(line[place]) for line in lines) for place in range(len(lines[0]))]
+    texts = ("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) for line in lines)
+    return "\n".join(text.rstrip() for text in texts)
+
+
 def data_frame(histories: Mapping[str, History]) -> pandas.DataFrame:
     """One row a round, under each run's label."""
     try:

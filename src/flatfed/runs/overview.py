@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from flatfed.runs.files import read_json
 from flatfed.runs.folder import RunFolder
 from flatfed.runs.identity import setting_of
 from flatfed.runs.statistics import last
+from flatfed.training import own_task
 from flatfed.training.best import ended_early
 from flatfed.training.config import Config
 from flatfed.training.own_task import parse_reference
@@ -50,26 +52,43 @@ def run_folders(root: Path) -> list[Path]:
     return folders
 
 
-def runs_of(reference: Path, root: Path) -> list[Path]:
-    """The folders below `root` with runs of a config file's task, or of one such as my_task.py:make."""
-    setting = setting_of(Config.read(reference).model_dump(mode="json"))
-    if setting["task"] is not None:
-        # Its options may be others in every run.
+def runs_of(reference: Path, root: Path, assignments: Sequence[str] = ()) -> list[Path]:
+    """The folders below `root` with runs of a config file's task, or of one such as my_task.py:make.
+
+    Only those with the settings that are assigned; other options of a function may differ from run to run.
+    """
+    config = Config.read(reference, assignments)
+    values = config.model_dump(mode="json")
+    setting, defaults = setting_of(values), {}
+    if config.task is not None:
         setting = {"task": {key: setting["task"][key] for key in ("file", "make")}}
+        defaults = {f"task.{key}": value for key, value in own_task.defaults(config.task).items()}
+    keys = [assignment.partition("=")[0].strip() for assignment in assignments]
+    wanted = {key: _at(values, key, defaults) for key in keys}
     folders = []
     for folder in run_folders(root):
         with contextlib.suppress(FlatfedError, TypeError, AttributeError):
-            config = read_json(RunFolder(folder).config_path)
-            own = setting_of(config) if setting.keys() != {"task"} else {"task": _reference(config)}
-            if own == setting:
+            recorded = read_json(RunFolder(folder).config_path)
+            own = setting_of(recorded) if setting.keys() != {"task"} else {"task": _reference(recorded)}
+            if own == setting and wanted == {key: _at(recorded, key, defaults) for key in wanted}:
                 folders.append(folder)
     if not folders:
-        raise FlatfedError(f"{reference}: no run of it in {root}; make one with flatfed run {reference}")
+        options = "".join(f" --set {shlex.quote(assignment)}" for assignment in assignments)
+        command = f"flatfed run {shlex.quote(str(reference))}{options}"
+        raise FlatfedError(f"{reference}: no such run of it in {root}; make one with {command}")
     return folders
 
 
 def _reference(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: config["task"].get(key) for key in ("file", "make")} if config.get("task") else {}
+
+
+def _at(config: Mapping[str, Any], key: str, defaults: Mapping[str, Any]) -> Any:
+    """A setting of a config, or what it is where nothing is said."""
+    value: Any = config
+    for name in key.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return defaults.get(key) if value is None else value
 
 
 def is_reference(path: Path) -> bool:
@@ -129,12 +148,7 @@ def matches(run: RunSummary, conditions: Mapping[str, Any]) -> bool:
 
 
 def _value(run: RunSummary, key: str) -> Any:
-    if key == "state":
-        return run.state
-    value: Any = run.config
-    for name in key.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value
+    return run.state if key == "state" else _at(run.config, key, {})
 
 
 def parse_conditions(texts: Sequence[str]) -> dict[str, Any]:

@@ -138,14 +138,18 @@ class Setting:
         patience = self.tables.get("training", {}).get("patience")
         if patience is not None:
             raise FlatfedError(f"patience = {patience!r}: halving ends runs by itself; leave it out")
-        task = self.task_of(self.seed)
-        if task.federation.validation is None:
-            raise FlatfedError(
-                "validation: there are no samples to choose by; hold some out with data.validation = 0.1 "
-                "(--set data.validation=0.1), or federation.with_validation(0.1) in Python"
-            )
-        if "accuracy" not in task.used_metrics:
-            raise FlatfedError(
-                "metrics: runs are ranked by their accuracy, which this task has not; give it one, "
-                'metrics={"accuracy": …}, where more is better'
-            )
+        check_choosable(self.task_of(self.seed))
+
+
+def check_choosable(task: Task) -> None:
+    """Refuses a task that has no validation samples, or no accuracy, to choose by."""
+    if task.federation.validation is None:
+        raise FlatfedError(
+            "validation: there are no samples to choose by; hold some out with data.validation = 0.1 "
+            "(--set data.validation=0.1), or federation.with_validation(0.1) in Python"
+        )
+    if "accuracy" not in task.used_metrics:
+        raise FlatfedError(
+            "metrics: runs are ranked by their accuracy, which this task has not; give it one, "
+            'metrics={"accuracy": …}, where more is better'
+        )

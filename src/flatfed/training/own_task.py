@@ -1,12 +1,10 @@
 """Tasks that users write in files of their own: `my_task.py:make` names a function that returns a task."""
 
 import functools
-import importlib.util
 import inspect
 import json
 import random
 import re
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import chdir, contextmanager
@@ -17,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from flatfed.core import task_files
 from flatfed.core.errors import USER_ERRORS, FlatfedError, did_you_mean, first_line, shown
 from flatfed.training.task import Task
 
@@ -115,6 +114,12 @@ def _seeded(seed: int) -> Iterator[None]:
         torch.set_rng_state(tensor)
 
 
+def defaults(table: Mapping[str, Any]) -> dict[str, Any]:
+    """What the function's options are where nothing is said."""
+    parameters = _parameters(table)
+    return {one.name: one.default for one in parameters if one.default is not one.empty}
+
+
 def _options(table: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in table.items() if key not in {"file", "make"}}
 
@@ -149,24 +154,10 @@ def _module(file: str) -> ModuleType:
 
 @functools.cache
 def _loaded(path: Path) -> ModuleType:
-    """A user's file as a module, which may import what is beside it."""
     if not path.is_file():
         raise FlatfedError(f"{path}: no such file; flatfed new {path.stem} writes one to start from")
-    # One name wherever it is called from, because a run's identity has its classes' names; and no package's.
-    name = "task_file_" + re.sub(r"\W", "_", path.stem)
-    specification = importlib.util.spec_from_file_location(name, path)
-    assert specification is not None and specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))  # as if Python had been called with the file
-    sys.modules[name] = module
-    try:
-        with _one_line_errors(str(path), ""):
-            specification.loader.exec_module(module)
-    except FlatfedError:
-        del sys.modules[name]
-        raise
-    return module
+    with _one_line_errors(str(path), ""):
+        return task_files.load(path)
 
 
 @contextmanager
