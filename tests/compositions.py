@@ -206,7 +206,8 @@ def small_round(
         for index in range(len(minima)):
             own = {key: value[index] for key, value in result.upload.items()}
             memory = {key: value[index] for key, value in clients.items()}
-            encoded.append(encode_uploads(algorithm, own, memory, 0, number, index))
+            kept = {key: value[index] for key, value in result.client.items() if value.dim() > 1}
+            encoded.append(encode_uploads(algorithm, own, memory, kept, 0, number, index))
         uploads = {key: torch.stack([sent.decoded[key] for sent in encoded]) for key in uploads}
         memories = [sent.memory for sent in encoded]
     mean = {}

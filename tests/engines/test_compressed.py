@@ -223,6 +223,18 @@ def test_the_population_misses_only_what_clients_remember(path):
 
 
 @both_paths
+@pytest.mark.parametrize(("name", "vector"), [("scaffold", "control"), ("feddyn", "dual")])
+@pytest.mark.parametrize("remember", ["sent", "exact"])
+def test_server_and_clients_remember_the_same(name, vector, remember, path):
+    """c and h stay the means of all c_i and h_i if clients keep what the server received."""
+    algorithm = replace(generic(name), compress=TopK(0.2), remember=remember)
+    result = run(algorithm, path=path, rounds=8)
+    gap = distance(named(result.server)[vector], mean_over_clients(result, vector, CLIENTS, None))
+    assert gap < 1e-12 if remember == "sent" else gap > 1e-3
+    assert ff.algorithms.build(algorithm.describe()).remember == remember
+
+
+@both_paths
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 def test_ef21_estimates_are_the_mean_of_all_memories(path, weighting):
     data = federation(unequal=True)
@@ -322,6 +334,7 @@ def test_unbiased_noise_shrinks_with_the_rate():
         ({"compress": {"part": "top_k", "ratio": 1.1}}, "algorithm.compress.top_k.ratio = 1.1: "),
         ({"compress": {"part": "top_k", "k": 3}}, "algorithm.compress.top_k.k: unknown"),
         ({"compress": {"part": "top_k", "of": "sign"}}, "algorithm.compress.top_k.of: unknown"),
+        ({"remember": "received"}, "algorithm: remember = 'received': give 'sent' or 'exact'"),
         ({"compress": "topk"}, "algorithm.compress.part = 'topk': unknown; did you mean 'top_k'?"),
         ({"compress": "momentum"}, "algorithm.compress.part = 'momentum': unknown"),
         ({"compress": "error_feedback"}, "algorithm.compress.error_feedback.of: missing"),

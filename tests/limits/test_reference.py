@@ -60,7 +60,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "fednsam": [{"single_vector": True}],
     "fednsam_d": [{"dual_in_momentum": True}],
     "fedsmoo": [{"upload": "dual"}],
-    "fedsynsam": [{"inner_rate": 0.3}, {"sample_optimizer": "sgd"}],
+    "fedsynsam": [{"inner_rate": 0.3}, {"sample_optimizer": "sgd"}, {"descent_mix": 0.3}],
     "fedspeed": [{"duals": "server"}, {"normalize": False}, {"mix": 0.5}, {"mix": 1.0}],
     "scaffold": [{"option": "I"}],
 }
@@ -74,7 +74,7 @@ UNCHECKED: dict[str, set[str]] = {
     "fedlesam_s": {"control_weight"},
     "fedmo": {"warm_start"},  # as in FedMoSWA
     "fedrobust": {"shift"},  # the reference has the diagonal one
-    "fedsynsam": {"initial"},  # the reference starts from noise
+    "fedsynsam": {"initial", "momentum", "normalise"},  # the reference has noise and the normalised loss
     "mofedsam": {"units"},
 }
 """Options that the references do not have."""

@@ -468,7 +468,7 @@ def test_ef21_keeps_the_mean_memory_of_the_population_on_the_server(inner):
         for client in cohort:
             own = uploads(10 * number + client, size)
             before = memories[client]
-            result = encode_uploads(algorithm, own, before, 0, number, client)
+            result = encode_uploads(algorithm, own, before, {}, 0, number, client)
             memories[client] = result.memory
             received.append(result.decoded)
             for name, vector in own.items():
@@ -497,13 +497,14 @@ def test_ef21_keeps_the_mean_memory_of_the_population_on_the_server(inner):
 def test_every_round_client_and_upload_has_draws_of_its_own():
     algorithm, vector = scaffold_with(Quantize(4)), normal(200)
     same = dict.fromkeys(algorithm.uploads, vector)
+    kept = {"control_variate.control": vector}
     payloads = [
         payload
         for seed, number, client in [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 1, 1)]
-        for payload in encode_uploads(algorithm, same, {}, seed, number, client).payloads.values()
+        for payload in encode_uploads(algorithm, same, {}, kept, seed, number, client).payloads.values()
     ]
     assert len(set(payloads)) == len(payloads) == 10
-    again = encode_uploads(algorithm, same, {}, 0, 0, 0).payloads
+    again = encode_uploads(algorithm, same, {}, kept, 0, 0, 0).payloads
     assert list(again.values()) == payloads[:2]
 
 
@@ -512,7 +513,7 @@ def test_uncompressed_uploads_travel_as_they_are():
     algorithm = scaffold_with(ErrorFeedback(of=TopK(0.1)), control)
     memory = {memory_key: normal(30, seed=9)}
     own = uploads(0)
-    result = encode_uploads(algorithm, own, memory, 0, 0, 0)
+    result = encode_uploads(algorithm, own, memory, {}, 0, 0, 0)
     assert torch.equal(result.decoded[control], own[control])
     assert len(result.payloads[control]) == 4 * 30
     target = own["displacement"] + memory[memory_key]
@@ -526,6 +527,6 @@ def test_without_a_compressor_nothing_is_declared_or_kept():
     algorithm = ff.scaffold()
     assert algorithm.compressed == ()
     own = uploads(0)
-    result = encode_uploads(algorithm, own, {}, 0, 0, 0)
+    result = encode_uploads(algorithm, own, {}, {}, 0, 0, 0)
     assert all(torch.equal(result.decoded[name], own[name]) for name in own)
     assert result.memory == {}

@@ -226,13 +226,45 @@ def test_distillation_is_the_optimizer_of_torch(
     assert distance(samples.detach(), inputs) > 1e-3
 
 
-def test_inner_step_size_starts_at_a_round_and_stays_above_zero() -> None:
+@pytest.mark.parametrize(("stretch", "halvings"), [(1.0, 1), (0.01, None)])
+def test_inner_step_size_starts_at_a_round_or_where_the_first_samples_lead_nowhere_far(
+    stretch: float, halvings: int | None
+) -> None:
+    # The shorter the trajectory, the further astray a step on noise leads.
+    models = flat(network()) + stretch * (models_of(3) - flat(network()))
     options = {"models": 3, "steps": 2, "samples_per_class": 1}
-    once = distilled(parts.TrajectoryMatching(iterations=1, inner_rate_rate=0.0, **options), models_of(3))
-    assert float(once["synthetic_step"]) == 0.6
+    part = parts.TrajectoryMatching(iterations=1, inner_rate_rate=0.0, **options)
+    found = distilled(part, models)
+
+    def first_loss(rate: float) -> float:
+        noise = part._first(server_with(part, models), context(2))["synthetic_inputs"]
+        step = torch.tensor([rate], dtype=torch.float64)
+        return float(matching_loss(models, noise.view(-1, FEATURES), classes(1), step, 2).detach())
+
+    rate, expected = 0.6, 0
+    while first_loss(rate) > 1.1:
+        rate, expected = rate / 2, expected + 1
+    assert float(found["synthetic_step"]) == rate
+    assert expected == halvings if halvings is not None else expected > 3
+
+
+def test_inner_step_size_stays_above_zero() -> None:
+    options = {"models": 3, "steps": 2, "samples_per_class": 1}
     part = parts.TrajectoryMatching(iterations=1, inner_rate_rate=100.0, inner_rate=50.0, **options)
     # Matching with far too large a step wants a smaller one; a whole stride would go below zero.
     assert float(distilled(part, models_of(3))["synthetic_step"]) == 1e-6
+
+
+def test_samples_that_learnt_nothing_are_reported() -> None:
+    options = {"models": 3, "steps": 2, "samples_per_class": 1, "iterations": 1, "inner_rate_rate": 0.0}
+    with pytest.warns(ff.FlatfedWarning, match=r"matching loss is .* after 1 iterations, where 1 is nothing"):
+        distilled(parts.TrajectoryMatching(inner_rate=50.0, **options), models_of(3))
+
+
+def test_samples_stay_as_they_start_at_rate_zero() -> None:
+    part = parts.TrajectoryMatching(models=3, steps=2, samples_per_class=1, iterations=2, sample_rate=0.0)
+    first = part._first(server_with(part, models_of(3)), context(2))
+    assert torch.equal(distilled(part, models_of(3))["synthetic_inputs"], first["synthetic_inputs"])
 
 
 def test_starts_and_targets_are_drawn_from_the_whole_trajectory() -> None:
@@ -276,7 +308,13 @@ def test_inner_batches_go_through_all_samples_before_any_comes_twice() -> None:
         return loss_of(point, inputs, targets)
 
     part = parts.TrajectoryMatching(
-        models=4, steps=3, samples_per_class=2, inner_batch=2, iterations=2, sample_rate=1e-12
+        models=4,
+        steps=3,
+        samples_per_class=2,
+        inner_batch=2,
+        iterations=2,
+        sample_rate=1e-12,
+        inner_rate=0.6,
     )
     samples = distilled(part, models_of(4), loss=watched)["synthetic_inputs"].view(-1, FEATURES)
     assert [len(batch) for batch in seen] == [2] * 6
@@ -541,7 +579,7 @@ def test_a_run_that_ends_before_its_samples_are_made_says_so(name: str) -> None:
     expected = f"rounds = {needed - 1}: trajectory_matching acts from round {needed} on"
     assert expected in str(warned[0].message)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.filterwarnings("error", message="rounds = ")
         finished = trained(name, rounds=needed)
     assert bool(named(finished.server)["synthetic_ready"])
 

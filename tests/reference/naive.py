@@ -1178,6 +1178,7 @@ def distil(
     inner_rate_rate: float,
     optimizer: str = "adam",
     soft: bool = False,
+    halve: bool = False,
 ) -> dict[str, Vector]:
     """Samples on which gradient descent from the first model leads to the target, and all that is kept.
 
@@ -1185,6 +1186,13 @@ def distil(
     """
     start = models[0]
     inputs, labels = problem.made_up(samples_per_class, soft)
+    while halve:
+        point = start
+        for _ in range(steps):
+            point = point - inner_rate * problem.made_up_gradient(point, inputs, labels)
+        if np.sum((point - target) ** 2) <= 1.1 * np.sum((start - target) ** 2):
+            break
+        inner_rate = inner_rate / 2
     learned = {
         "synthetic_inputs": inputs,
         "synthetic_labels": labels,
@@ -1257,6 +1265,7 @@ def fedsynsam(
     synthetic_batch: int,
     inner_rate: float | None = None,
     sample_optimizer: str = "adam",
+    descent_mix: float = 0.0,
     server_rate: float = 1.0,
 ) -> Trace:
     """FedSynSAM, matching from the first model to the last so that there is nothing to draw."""
@@ -1279,6 +1288,7 @@ def fedsynsam(
                 inner_rate=problem.steps(t, 0) * eta if inner_rate is None else inner_rate,
                 inner_rate_rate=inner_rate_rate,
                 optimizer=sample_optimizer,
+                halve=inner_rate is None,
             )
         deltas = []
         for i in cohort:
@@ -1293,7 +1303,11 @@ def fedsynsam(
                     batch = [j % len(inputs) for j in range(begin, begin + size)]
                     there = problem.made_up_gradient(y, inputs[batch], labels[batch])
                     ascent = local_weight * ascent + (1 - local_weight) * there
-                d = problem.gradient(t, i, k, y + radius * unit(ascent))
+                above = y + radius * unit(ascent)
+                d = problem.gradient(t, i, k, above)
+                if t > warm_rounds:
+                    there = problem.made_up_gradient(above, inputs[batch], labels[batch])
+                    d = (1 - descent_mix) * d + descent_mix * there
                 y = y - eta * (problem.optimized(t, i, k, y, d) + wd * y)
             deltas.append(y - x)
         x = x + server_rate * mean(deltas)

@@ -171,9 +171,9 @@ def build(description: str | Mapping[str, Any]) -> Algorithm:
                 f"its own, {part_name(named.optimizer)}; leave this out, or compose parts"
             )
         return _composed(functools.partial(replace, named), common) if common else named
-    unknown = sorted(set(description) - {*SLOTS, "uncompressed"})
+    unknown = sorted(set(description) - {*SLOTS, *COMMON})
     if unknown:
-        known = [*SLOTS, "uncompressed", "name"]
+        known = [*dict.fromkeys([*SLOTS, *COMMON]), "name"]
         raise FlatfedError(f"algorithm.{unknown[0]}: unknown; {did_you_mean(unknown[0], known)}")
     return _composed(Algorithm, description)
 
@@ -186,6 +186,8 @@ def _composed(make: Callable[..., Algorithm], description: Mapping[str, Any]) ->
             if not all(isinstance(name, str) for name in names):
                 raise FlatfedError(f"algorithm.uncompressed = {shown(filling)}: give the names of uploads")
             chosen[slot] = tuple(names)
+        elif slot == "remember":
+            chosen[slot] = filling
         elif slot == "correct":
             several = filling if isinstance(filling, list | tuple) else [filling]
             chosen[slot] = tuple(_build_part(slot, one) for one in several)

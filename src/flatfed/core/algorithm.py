@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, get_args
 
 from torch import Tensor
 
 from flatfed.core.context import ClientContext
-from flatfed.core.errors import FlatfedError
+from flatfed.core.errors import FlatfedError, shown
 from flatfed.core.part import (
     SLOTS,
     Aggregator,
@@ -28,7 +28,7 @@ from flatfed.core.part import (
 )
 from flatfed.core.state import Reads, State, Vector
 
-TRANSPORT = ("aggregate", "compress", "uncompressed")
+TRANSPORT = ("aggregate", "compress", "uncompressed", "remember")
 """How an algorithm's uploads travel and are combined, which is independent of what it is."""
 COMMON = ("optimizer", *TRANSPORT)
 """What may be set beside any algorithm, named or composed."""
@@ -39,6 +39,9 @@ def short_names(keys: Iterable[str]) -> dict[str, str]:
     keys = list(keys)
     names = [key.rpartition(".")[2] for key in keys]
     return {key: name if names.count(name) == 1 else key for key, name in zip(keys, names, strict=True)}
+
+
+Remember = Literal["sent", "exact"]
 
 
 class ImpossibleComposition(FlatfedError):
@@ -92,6 +95,9 @@ class Algorithm:
     compress: Compressor = Compressor()
     uncompressed: tuple[str, ...] = ()
     """The keys of uploads that travel as they are, whatever the compressor."""
+    remember: Remember = "sent"
+    """What a client adds to a vector of which the server keeps a sum, such as its control variate: the upload
+    as the server receives it, so that the two stay one, or as it was before compression."""
     name: str = "custom"
     options: dict[str, Any] = field(default_factory=dict, compare=False)
     composed_of: tuple[Part, ...] = field(default=(), compare=False, repr=False)
@@ -105,6 +111,8 @@ class Algorithm:
             for part in filling if slot == "correct" else (filling,):
                 if not isinstance(part, kind) or part.slot != slot:
                     raise ImpossibleComposition(f"{slot}: {part!r} is not a {kind.__name__} part")
+        if self.remember not in get_args(Remember):
+            raise ImpossibleComposition(f"remember = {shown(self.remember)}: give 'sent' or 'exact'")
         self._check_composition()
 
     @cached_property
@@ -174,6 +182,21 @@ class Algorithm:
         for member in self.members:
             for vector in getattr(member.part, kind):
                 yield replace(vector, name=f"{member.owner}.{vector.name}")
+
+    @cached_property
+    def summed(self) -> dict[str, str]:
+        """The client vectors that follow what the server receives, each with its upload, by key.
+
+        What a compressor that remembers left out it sends later.
+        """
+        if self.remember == "exact" or self.compress.remembers:
+            return {}
+        return {
+            member.client[vector]: member.uploads[upload]
+            for member in self.members
+            for vector, upload in member.part.sums.items()
+            if member.uploads[upload] in self.compressed
+        }
 
     def memory_key(self, upload: str) -> str:
         """The client vector in which the compressor remembers about an upload."""
@@ -272,6 +295,8 @@ class Algorithm:
                 described[slot] = describe_part(filling)
         if self.uncompressed:
             described["uncompressed"] = list(self.uncompressed)
+        if self.remember != Algorithm.remember:
+            described["remember"] = self.remember
         return described
 
     def _owner_of(self, reader: Part, reads: Reads) -> int:

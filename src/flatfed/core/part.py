@@ -5,7 +5,7 @@ same code then runs one client in place or a whole cohort as a matrix. Parts kee
 goes in and comes out. A part sees its own vectors and uploads under the names that it gave them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar, Protocol, cast
 
@@ -101,6 +101,11 @@ class Part(metaclass=_PartType):
     def uploads(self) -> tuple[Upload, ...]:
         """What goes up beside the displacement, and statistics of what goes up."""
         return ()
+
+    @property
+    def sums(self) -> Mapping[str, str]:
+        """Client vectors of which the server keeps a sum or mean, each with the upload that it changes by."""
+        return {}
 
     @property
     def alters_displacement(self) -> bool:

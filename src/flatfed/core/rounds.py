@@ -229,7 +229,10 @@ def _misfit(name: str, returned: Tensor, expected: Tensor) -> ImpossibleComposit
 
 
 class Encoded(NamedTuple):
-    """What a client puts on the wire, what the server makes of it, and what the client remembers of it."""
+    """What a client puts on the wire, what the server makes of it, and what the client remembers of it.
+
+    The memory has what the compressor keeps, and the client's vectors that follow what the server receives.
+    """
 
     payloads: dict[str, bytes]
     decoded: dict[str, Tensor]
@@ -238,20 +241,31 @@ class Encoded(NamedTuple):
 
 @torch.no_grad()
 def encode_uploads(
-    algorithm: Algorithm, upload: State, memory: State, seed: int, round_number: int, client: int
+    algorithm: Algorithm,
+    upload: State,
+    memory: State,
+    kept: State,
+    seed: int,
+    round_number: int,
+    client: int,
 ) -> Encoded:
-    """One client's uploads [P] through the compressor; the quantizer's noise has a stream of its own."""
+    """One client's uploads [P] through the compressor; the quantizer's noise has a stream of its own.
+
+    `memory` is what the client had before the round, `kept` what its parts made of it.
+    """
     encoded = Encoded({}, {}, {})
     for key, vector in upload.items():
         compress = algorithm.compress if key in algorithm.compressed else Compressor()
-        kept = memory[algorithm.memory_key(key)] if compress.remembers else vector
-        target = compress.target(vector, kept)
+        before = memory[algorithm.memory_key(key)] if compress.remembers else vector
+        target = compress.target(vector, before)
         purpose = f"compress {algorithm.short_uploads[key]}"
         payload = compress.encode(target, random.torch_generator(seed, purpose, round_number, client))
         decoded = compress.decode(payload, len(vector), vector.dtype).to(vector.device)
         encoded.payloads[key], encoded.decoded[key] = payload, decoded
         if compress.remembers:
-            encoded.memory[algorithm.memory_key(key)] = compress.memory(target, decoded, kept)
+            encoded.memory[algorithm.memory_key(key)] = compress.memory(target, decoded, before)
+    for key, source in algorithm.summed.items():
+        encoded.memory[key] = kept[key] + (encoded.decoded[source] - upload[source])
     return encoded._replace(memory=owned(encoded.memory, upload, memory, encoded.decoded))
 
 

@@ -142,7 +142,13 @@ class _Site:
             trained = worker.train_client(request.client, broadcast, state, request.round)
         self._check_finite(trained, broadcast.buffers)
         encoded = encode_uploads(
-            plan.algorithm, trained.result.upload, state, plan.training.seed, request.round, request.client
+            plan.algorithm,
+            trained.result.upload,
+            state,
+            trained.result.client,
+            plan.training.seed,
+            request.round,
+            request.client,
         )
         if fresh:
             self.store.write_state(request.round, trained.result.client | encoded.memory)

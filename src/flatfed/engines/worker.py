@@ -114,7 +114,9 @@ class Worker(Evaluator):
         (client,), (state,) = members, states
         trained = self.train_client(client, broadcast, state, round_number)
         rows = {key: value[None] for key, value in trained.result.upload.items()}
-        received, (memory,), bytes_up = self._encoded(rows, [state], round_number, [client])
+        received, (memory,), bytes_up = self._encoded(
+            rows, [state], [trained.result.client], round_number, [client]
+        )
         weight = self.plan.weight(trained.samples)
         sums = CohortSums(
             displacement=None if self.plan.algorithm.sums_displacements else trained.result.displacement,
@@ -284,7 +286,12 @@ class Worker(Evaluator):
         point = received_models.clone()
         context = self._context(received, stacked_state, rates, round_number, full_gradient, point)
         result = client_round(plan.algorithm, context, oracles(), plan.training, point)
-        seen, memories, bytes_up = self._encoded(result.upload, states, round_number, members)
+        # A vector without a client axis is the same for all clients.
+        kept = [
+            {key: value[index] if value.dim() > 1 else value for key, value in result.client.items()}
+            for index in range(len(members))
+        ]
+        seen, memories, bytes_up = self._encoded(result.upload, states, kept, round_number, members)
         uploads = reduced_uploads(plan.algorithm, seen)
         by_samples = plan.training.weighting == "samples"
         weights = point.new_tensor([plan.weight(len(own)) for own in data])  # [C]
@@ -296,7 +303,7 @@ class Worker(Evaluator):
         loss = float((weights * torch.stack(losses).mean(0)).sum())  # of [K, C]
         if not math.isfinite(loss):
             self._check_batches(members, round_number)
-        client = result.client | self._kept(private, members, round_number)
+        own_parts = self._kept(private, members, round_number)
         sums = CohortSums(
             weight=float(weights.sum()),
             clients=len(members),
@@ -311,10 +318,9 @@ class Worker(Evaluator):
             squared_displacement=float((weights * result.drift[-1]).sum()),
             rows={} if streams else rows_of(weights, uploads, {}),
         )
-        # A vector without a client axis is the same for all clients.
         new_states = [
-            {key: value[index] if value.dim() > 1 else value for key, value in client.items()} | memory
-            for index, memory in enumerate(memories)
+            vectors | {key: value[index] for key, value in own_parts.items()} | memory
+            for index, (vectors, memory) in enumerate(zip(kept, memories, strict=True))
         ]
         return sums, new_states
 
@@ -345,14 +351,19 @@ class Worker(Evaluator):
         )
 
     def _encoded(
-        self, upload: State, states: Sequence[State], round_number: int, members: Sequence[int]
+        self,
+        upload: State,
+        states: Sequence[State],
+        kept: Sequence[State],
+        round_number: int,
+        members: Sequence[int],
     ) -> tuple[State, list[dict[str, Tensor]], int]:
         """The uploads [C, P] as the server sees them, what clients remember of them, and their bytes."""
         algorithm, training = self.plan.algorithm, self.plan.training
         if not algorithm.compressed:
             return upload, [{} for _ in members], sum(value.nbytes for value in upload.values())
         encoded = []
-        for index, (client, state) in enumerate(zip(members, states, strict=True)):
+        for index, (client, state, new) in enumerate(zip(members, states, kept, strict=True)):
             own = {key: value[index] for key, value in upload.items()}
             for key, value in own.items():
                 if not all_finite(value):
@@ -360,7 +371,7 @@ class Worker(Evaluator):
                         f"round {round_number + 1}: the upload {key!r} of client {client} is not finite; "
                         f"lower lr (now {training.lr:g}) or set clip (now {training.clip})"
                     )
-            encoded.append(encode_uploads(algorithm, own, state, training.seed, round_number, client))
+            encoded.append(encode_uploads(algorithm, own, state, new, training.seed, round_number, client))
         decoded = {key: torch.stack([sent.decoded[key] for sent in encoded]) for key in upload}
         size = sum(len(payload) for sent in encoded for payload in sent.payloads.values())
         return decoded, [sent.memory for sent in encoded], size

@@ -1,5 +1,6 @@
 """Which direction is taken: drift corrections, momentum and proximal terms."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic.dataclasses import dataclass
@@ -56,6 +57,10 @@ class _Controlled(Correction):
     @property
     def measures_steps(self) -> bool:
         return self.option == "II"
+
+    @property
+    def sums(self) -> Mapping[str, str]:
+        return {"control": "control_change"}
 
     def begin(self, context: ClientContext) -> Carry:
         surplus = context.client["control"] - context.received["control"]
@@ -119,6 +124,10 @@ class DynamicRegulariser(Correction):
         return (Vector("dual"),) if self.duals == "server" else ()
 
     client_vectors = (Vector("dual"),)
+
+    @property
+    def sums(self) -> Mapping[str, str]:
+        return {"dual": "displacement"} if self.duals == "server" else {}
 
     @property
     def alters_displacement(self) -> bool:

@@ -5,6 +5,7 @@ so any run of consecutive samples is balanced.
 """
 
 import math
+import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from flatfed.core import random
 from flatfed.core.context import Carry, ClientContext, MergeContext, Oracle, ServerContext, Stepped, TaskStep
-from flatfed.core.errors import DivergedError, FlatfedError, first_line
+from flatfed.core.errors import DivergedError, FlatfedError, FlatfedWarning, first_line
 from flatfed.core.flat import all_finite, divisor
 from flatfed.core.part import Server, ServerTask, Synthetic, plus_shift
 from flatfed.core.state import Dimensions, Reads, Size, State, Vector, Vectors
@@ -33,6 +34,12 @@ FIRST_DECAY, SECOND_DECAY, STABILITY = 0.9, 0.999, 1e-8
 SMALLEST_STEP = 1e-6
 RECENT = 20
 """Iterations over which the recorded matching loss is a mean."""
+LARGEST_FIRST_LOSS = 1.1
+"""How far the first samples may lead astray: 1 is where training began."""
+WINDOWS = 4
+"""On how many stretches of the trajectory a first inner step size is tried."""
+LITTLE_LEARNT = 0.95
+"""A matching loss from which a run says that the samples stand for little."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +49,8 @@ class TrajectoryMatching(Synthetic, ServerTask):
     Once the last of them is known, `iterations` times: θ_0 = x_r for a random r; `steps` times
     θ ← θ − a ∇ℓ(θ; samples); then a step down the gradient of L = ‖θ − x_{r+span}‖²/‖θ_0 − x_{r+span}‖²
     for the samples and for a. One such step stands for a round, so a starts at Σ η_k unless `inner_rate` is
-    given.
+    given; halved until the first samples have a mean L of at most 1.1, for a longer step leads away, and
+    from there nothing is learnt.
 
     `average_targets` matches the mean of at least two random models of the span; `soft_labels` also learns
     the labels; `initial` is an .npz file with `inputs` and `targets` (0, 1, …, 0, 1, …) to start from in
@@ -54,7 +62,7 @@ class TrajectoryMatching(Synthetic, ServerTask):
     iterations: Count = 200
     steps: Count = 3
     span: Count | None = None
-    sample_rate: Positive = 0.05
+    sample_rate: NonNegative = 0.05
     inner_rate: Positive | None = None
     inner_rate_rate: NonNegative = 1e-5
     optimizer: Literal["adam", "sgd"] = "adam"
@@ -130,6 +138,8 @@ class TrajectoryMatching(Synthetic, ServerTask):
         done = int((server["matching_losses"] >= 0).sum())
         if done == 0:
             state |= self._first(state, context)
+            if self.inner_rate is None:
+                state |= self._bearable_step(state, context)
         for iteration in range(done, self.iterations):
             state |= self._iteration(state, iteration, context)
             kept = {vector.name: state[vector.name] for vector in self.server_vectors}
@@ -137,6 +147,14 @@ class TrajectoryMatching(Synthetic, ServerTask):
         ready = {"synthetic_ready": torch.ones_like(server["synthetic_ready"])}
         # The record once more, for a run that is resumed when only this is left.
         record = _recent(state, self.iterations)
+        if self.sample_rate > 0 and record["matching_loss"] >= LITTLE_LEARNT:
+            warnings.warn(
+                f"synthetic: the matching loss is {record['matching_loss']:.2f} after {self.iterations} "
+                "iterations, where 1 is nothing learnt; lower inner_rate (now "
+                f"{float(state['synthetic_step']):g}) or change sample_rate (now {self.sample_rate:g})",
+                FlatfedWarning,
+                stacklevel=2,
+            )
         yield TaskStep(ready, record, self.iterations, self.iterations, publishes=True)
 
     def _try(self, server: State, context: ServerContext) -> None:
@@ -174,6 +192,26 @@ class TrajectoryMatching(Synthetic, ServerTask):
             "synthetic_step": like.new_tensor([rate]),
         }
 
+    def _bearable_step(self, server: State, context: ServerContext) -> Vectors:
+        """The first inner step size, halved until the first samples do not lead far away."""
+        generator = random.torch_generator(context.seed, "first inner step")
+        trajectory, rate = server["trajectory"].view(self.models, -1), server["synthetic_step"]
+        last = self.models - self.reach - 1
+        starts = sorted({round(last * place / (WINDOWS - 1)) for place in range(WINDOWS)})
+        while rate > SMALLEST_STEP:
+            losses = []
+            for start in starts:
+                origin, target = trajectory[start], trajectory[start + self.reach]
+                with torch.enable_grad():
+                    tried = {**server, "synthetic_step": rate}
+                    reached = self._trained(origin, tried, context, generator).detach()
+                losses.append(_matching_loss(reached, origin, target, normalise=True))
+            # Not a number is no small one.
+            if float(torch.stack(losses).mean()) <= LARGEST_FIRST_LOSS:
+                break
+            rate = rate / 2
+        return {"synthetic_step": rate.clamp(min=SMALLEST_STEP)}
+
     def _iteration(self, server: State, iteration: int, context: ServerContext) -> Vectors:
         generator = random.torch_generator(context.seed, "distillation", iteration)
         trajectory = server["trajectory"].view(self.models, -1)
@@ -183,9 +221,7 @@ class TrajectoryMatching(Synthetic, ServerTask):
         with torch.enable_grad():
             learned = {name: server[name].detach().requires_grad_() for name in names}
             reached = self._trained(trajectory[first], {**server, **learned}, context, generator)
-            loss = (reached - target).square().sum()
-            if self.normalise:
-                loss = loss / (trajectory[first] - target).square().sum().clamp(min=1e-30)
+            loss = _matching_loss(reached, trajectory[first], target, self.normalise)
             slopes = torch.autograd.grad(loss, list(learned.values()))
         losses = server["matching_losses"].clone()
         losses[iteration] = loss.detach()
@@ -240,6 +276,11 @@ class TrajectoryMatching(Synthetic, ServerTask):
         return {name: server[name] - step, f"{name}_first": first, f"{name}_second": second}
 
 
+def _matching_loss(reached: Tensor, origin: Tensor, target: Tensor, normalise: bool) -> Tensor:
+    loss = (reached - target).square().sum()
+    return loss / (origin - target).square().sum().clamp(min=1e-30) if normalise else loss
+
+
 def _samples_read(broadcast: bool) -> tuple[Reads, ...]:
     names = ("synthetic_inputs", "synthetic_labels", "synthetic_ready")
     return tuple(Reads(TrajectoryMatching, name, broadcast) for name in names)
@@ -249,36 +290,46 @@ def _samples_read(broadcast: bool) -> tuple[Reads, ...]:
 class SyntheticMix(PerturbedGradient):
     """g(y + ε) with ε = ρ u(β g(y) + (1 − β) ∇ℓ(y; synthetic batch)); until there are samples, β = 1.
 
-    Each step takes the next `batch` synthetic samples, in a circle that goes on from round to round.
+    `descent_mix` is the share of ∇ℓ(y + ε; the same batch) in the descent. Each step takes the next `batch`
+    synthetic samples, in a circle that goes on from round to round.
     """
 
     radius: ranges.Radius
     local_weight: Share = 0.9
     batch: Count = 128
+    descent_mix: Share = 0.0
 
     @property
     def evaluations(self) -> int:
-        return 3 if self.local_weight < 1 else 2
+        return 2 + (self.local_weight < 1) + (self.descent_mix > 0)
+
+    @property
+    def uses_samples(self) -> bool:
+        return self.local_weight < 1 or self.descent_mix > 0
 
     @property
     def reads(self) -> tuple[Reads, ...]:
-        return _samples_read(broadcast=True) if self.local_weight < 1 else ()
+        return _samples_read(broadcast=True) if self.uses_samples else ()
 
     def begin(self, context: ClientContext) -> Carry:
-        if self.local_weight == 1 or not bool(context.received["synthetic_ready"][0]):
+        if not self.uses_samples or not bool(context.received["synthetic_ready"][0]):
             return {}
         return {"step": torch.tensor(context.round * len(context.rates))}
 
     def gradient(self, point: Tensor, oracle: Oracle, context: ClientContext, carry: Carry) -> Stepped:
-        ascent = oracle(point)
-        if "step" in carry:
-            inputs, targets = samples_of(context.received, context.input_shape)
-            chosen = _window(int(carry["step"]), min(self.batch, len(inputs)), inputs)
-            there = oracle.on_samples(point, inputs[chosen], targets[chosen])
-            ascent = torch.lerp(there, ascent, self.local_weight)
-            carry = {"step": carry["step"] + 1}
-        radius = self.radius * context.radius_factor
-        return oracle(torch.addcdiv(point, ascent, divisor(ascent), value=radius)), carry
+        ascent, radius = oracle(point), self.radius * context.radius_factor
+        if "step" not in carry:
+            return oracle(torch.addcdiv(point, ascent, divisor(ascent), value=radius)), carry
+        inputs, targets = samples_of(context.received, context.input_shape)
+        chosen = _window(int(carry["step"]), min(self.batch, len(inputs)), inputs)
+        inputs, targets = inputs[chosen], targets[chosen]
+        if self.local_weight < 1:
+            ascent = torch.lerp(oracle.on_samples(point, inputs, targets), ascent, self.local_weight)
+        there = torch.addcdiv(point, ascent, divisor(ascent), value=radius)
+        descent = oracle(there)
+        if self.descent_mix > 0:
+            descent = torch.lerp(descent, oracle.on_samples(there, inputs, targets), self.descent_mix)
+        return descent, {"step": carry["step"] + 1}
 
 
 @dataclass(frozen=True)
