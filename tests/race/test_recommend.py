@@ -307,12 +307,17 @@ def test_what_is_shipped_can_be_tried(tmp_path):
         assert len(proposal.method(setting).first_values) >= 2
 
 
+def setting_of(name, method):
+    raced = preset().tasks[name]
+    return preset().digest(raced, next(entry for entry in raced.entries if entry.label == method))
+
+
 def made_up(name, method, accuracy, lr):
     return [
         Result(
             task=name, method=method, phase="final", seed=seed, settings=f"training.lr={lr}", chosen=True,
             state="complete", rounds=1, gradients=1, bytes_up=1, bytes_down=1, test_accuracy=accuracy,
-            test_samples=100, seconds=1.0, commit="", setting="",
+            test_samples=100, seconds=1.0, commit="", setting=setting_of(name, method),
         )
         for seed in (0, 1)
     ]  # fmt: skip
