@@ -14,11 +14,10 @@ from flatfed.algorithms import ALGORITHMS, equations
 from flatfed.algorithms.registry import FAMILIES, facts
 from flatfed.papers import papers
 from flatfed.papers.coverage import coverage
-from flatfed.race.page import race_page
+from flatfed.race.page import race_page, race_ranks
 from flatfed.race.portfolio import portfolio_of
 from flatfed.race.preset import preset
 from flatfed.race.results import FLATNESS, Measured, Result, read_rows
-from flatfed.race.standings import all_standings, rank_methods, ranked
 from flatfed.report.rank_diagram import rank_diagram
 
 ROOT = Path(__file__).parents[1]
@@ -136,7 +135,7 @@ def race_pages() -> dict[Path, str]:
     rows = read_rows(ROOT / folder / "results.csv", Result)
     measured = read_rows(ROOT / folder / FLATNESS, Measured)
     written = {folder / "README.md": race_page(preset(), rows, measured, "ranks.svg")}
-    ranks = rank_methods(ranked(all_standings(rows, preset().tasks)), by_seed=True)
+    ranks = race_ranks(preset(), rows)
     if ranks is not None:
         written[folder / "ranks.svg"] = rank_diagram(ranks)
     portfolio = json.dumps(portfolio_of(preset(), rows), indent=1)

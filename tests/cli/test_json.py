@@ -55,6 +55,16 @@ def test_comparisons_and_trials(folder):
     (trials,) = tuned.values()
     assert {trial["assignments"][0] for trial in trials} == {"training.lr=0.1", "training.lr=0.2"}
     assert all(Path(trial["folder"]).is_dir() for trial in trials)
+    assert {trial["chosen_by"] for trial in trials} == {"validation"}
+    (trials,) = results(
+        *("tune", config, "--runs", runs, "--grid", "training.lr=0.1", "--json", "--choose-by", "test"),
+    ).values()
+    assert {trial["chosen_by"] for trial in trials} == {"test"}
+    (trials,) = results(
+        *("tune", config, "--runs", runs, "--halving", "--trials", 1, "--json"),
+        *("--set", "data.validation=0.2"),
+    ).values()
+    assert {trial["chosen_by"] for trial in trials} == {"validation"}
 
 
 def test_what_there_is():

@@ -24,6 +24,7 @@ from flatfed.race.results import Result
 from flatfed.runs.budget import Pace
 from flatfed.runs.folder import RunFolder
 from flatfed.runs.setting import Setting
+from flatfed.runs.statistics import total
 
 TRAINING = ff.Training(rounds=9, participants=3, local_steps=2, batch_size=4, lr=0.1, seed=5)
 EXECUTION = ff.Execution(workers=1, checkpoint_every=4)
@@ -157,16 +158,16 @@ def test_budgets_are_kept():
     quick, slow = Pace(0.1, 1e-4), Pace(0.1, 1e-1)
     for pace, seconds in itertools.product((quick, slow), (60.0, 600.0, 6000.0)):
         try:
-            effort = affordable(1000, pace, 3, seconds=seconds)
+            effort = affordable(1000, 2, pace, 3, seconds=seconds)
         except FlatfedError as error:
             assert "too few to compare" in str(error)
             continue
-        assert effort.seconds(1000, pace) <= seconds
+        assert effort.seconds(1000, 2, pace) <= seconds
     for number in (200_000, 50_000, 20_000):
-        assert affordable(1000, quick, 3, gradients=number).gradients(1000) <= number
+        assert affordable(1000, 2, quick, 3, gradients=number).gradients(1000, 2) <= number
     with pytest.raises(FlatfedError, match="gradients = 100: too few"):
-        affordable(1000, quick, 3, gradients=100)
-    sizes = [effort.gradients(1000) for effort in efforts(3)]
+        affordable(1000, 2, quick, 3, gradients=100)
+    sizes = [effort.gradients(1000, 2) for effort in efforts(3)]
     assert sizes == sorted(sizes, reverse=True)
 
 
@@ -174,8 +175,47 @@ def test_gradients_stay_within_what_was_planned(whole):
     result = whole
     folders = [path for path in whole.folder.iterdir() if path.is_dir()]
     spent = sum(line["gradient_evaluations"] for path in folders for line in RunFolder(path).read_history())
-    assert 0 < spent <= SMALL.gradients(9 * 3 * 2)
+    assert 0 < spent <= SMALL.gradients(9 * 3 * 2, 2)
     assert result.best.gradients in {9 * 3 * 2, 2 * 9 * 3 * 2}
+
+
+def test_a_budget_of_gradients_holds_whatever_is_dear(monkeypatch, tmp_path):
+    # MimeLite's clients also pass over all their data: 5 gradients of 4 samples beside 2 steps.
+    dear = {"label": "mimelite", "algorithm": {"name": "mimelite"}, "settings": {}}
+    plain = {"label": "fedavg", "algorithm": {"name": "fedavg"}, "settings": {}}
+    known = Portfolio.of({"tasks": [], "methods": [plain, dear]})
+    limit = 5300
+    monkeypatch.setattr(Pace, "measured", lambda *_: Pace(0.0, 1e-6))
+    setting = Setting.of_task(task(), TRAINING.replaced(rounds=27), EXECUTION, tmp_path)
+    limited = Recommender(setting, 2, gradients=limit, known=known)
+    assert limited.dearest == pytest.approx((2 + 5) / 2)
+    result = limited.run(unwatched)
+    assert "mimelite" in {one.label for one in result.ranking}
+    folders = [path for path in result.folder.iterdir() if path.is_dir()]
+    assert sum(total(RunFolder(path).read_history(), "gradient_evaluations") for path in folders) <= limit
+
+
+def test_a_method_of_which_no_round_fits_into_a_rung_is_left_out(monkeypatch, tmp_path):
+    # A ninth of nine rounds is one, and half a round of FedSAM.
+    monkeypatch.setattr(Pace, "measured", lambda *_: Pace(0.0, 1e-6))
+    setting = Setting.of_task(task(), TRAINING, EXECUTION, tmp_path)
+    entrants, left_out = Recommender(setting, 2, known=KNOWN).entrants
+    assert set(entrants) == {"fedavg", "scaffold"}
+    assert "less than the first round of fedsam" in left_out["fedsam"]
+
+
+def test_the_quicker_number_of_workers_is_taken_unless_one_is_given(monkeypatch, tmp_path):
+    def measured(task, algorithm, training, execution):
+        return Pace(0.1, 1e-3) if execution.workers == 1 else Pace(0.3, 1e-3)
+
+    monkeypatch.setattr(Pace, "measured", measured)
+    free = Recommender(Setting.of_task(task(), TRAINING, ff.Execution(), tmp_path), 2, known=KNOWN)
+    for setting in (free.base, free.for_tuning):
+        run = setting.planned({"name": "fedavg"})
+        assert run.execution.workers == 1 and run.config["execution"]["workers"] is None
+    assert free.pace == Pace(0.1, 1e-3)
+    given = Setting.of_task(task(), TRAINING, ff.Execution(workers=2), tmp_path)
+    assert Recommender(given, 2, known=KNOWN).base.planned({"name": "fedavg"}).execution.workers == 2
 
 
 def test_methods_that_send_too_much_are_left_out(small, tmp_path):
@@ -183,6 +223,12 @@ def test_methods_that_send_too_much_are_left_out(small, tmp_path):
     result = recommender(tmp_path, bytes_per_round=2 * 4 * 18).run(unwatched)
     assert {tuned.method.label for tuned in result.tuned} == {"fedavg", "fedsam"}
     assert "288 bytes" in result.left_out["scaffold"]
+    # Nor is what the config says, if it sends too much.
+    own = Setting.of_task(task(), TRAINING, EXECUTION, tmp_path / "own")
+    own = Setting({**own.tables, "algorithm": {"name": "scaffold"}}, own.root, own.task)
+    result = Recommender(own, 2, bytes_per_round=2 * 4 * 18).run(unwatched)
+    assert "as configured: scaffold" in result.left_out
+    assert {one.label for one in result.ranking} == {"fedavg", "fedsam"}
     with pytest.raises(FlatfedError, match=r"no method is left to try \(fedavg: 144 bytes"):
         recommender(tmp_path / "less", bytes_per_round=100).run(unwatched)
 
@@ -307,12 +353,17 @@ def test_what_is_shipped_can_be_tried(tmp_path):
         assert len(proposal.method(setting).first_values) >= 2
 
 
+def setting_of(name, method):
+    raced = preset().tasks[name]
+    return preset().digest(raced, next(entry for entry in raced.entries if entry.label == method))
+
+
 def made_up(name, method, accuracy, lr):
     return [
         Result(
             task=name, method=method, phase="final", seed=seed, settings=f"training.lr={lr}", chosen=True,
             state="complete", rounds=1, gradients=1, bytes_up=1, bytes_down=1, test_accuracy=accuracy,
-            test_samples=100, seconds=1.0, commit="", setting="",
+            test_samples=100, seconds=1.0, commit="", setting=setting_of(name, method),
         )
         for seed in (0, 1)
     ]  # fmt: skip

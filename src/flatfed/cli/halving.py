@@ -85,6 +85,7 @@ def _candidate_facts(tuned: Tuned) -> list[dict[str, Any]]:
             "state": candidate.state,
             "folder": str(candidate.run.folder),
             "note": candidate.note,
+            "chosen_by": "validation",
         }
         for candidate in sorted(tuned.candidates, key=lambda one: one.worth, reverse=True)
     ]

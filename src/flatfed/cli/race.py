@@ -25,10 +25,6 @@ Missing = Sequence[tuple["TaskRace", Sequence["Entry"]]]
 """By task, the methods of which something is missing."""
 
 
-BEST = 3
-"""Compositions that are worth racing on other tasks, with --methods."""
-
-
 @command
 def race(
     tasks: Annotated[
@@ -116,7 +112,7 @@ def _run_task(race_: TaskRace, entries: Sequence[Entry]) -> int:
 
 def _screen(race_: TaskRace) -> None:
     """Screens all compositions on a task, and says which are best on all tasks so far."""
-    from flatfed.race.screening import Screening, best_compositions
+    from flatfed.race.screening import BEST, Screening, best_compositions
 
     screening = Screening(race_, race_.preset.compositions, race_.preset.screened)
     if screening.is_missing:
@@ -128,7 +124,7 @@ def _screen(race_: TaskRace) -> None:
                 return Watcher(progress, bar, f"{candidate.method.label} rung {rung + 1}: ")
 
             screening.run(watch)
-    best = best_compositions(race_.results.rows, BEST)
+    best = best_compositions(race_.preset.current(race_.results.rows), BEST)
     tell(f"Best on the tasks so far: {', '.join(best)}")
 
 
@@ -136,12 +132,12 @@ def _measure_flatness(race_: TaskRace, entries: Sequence[Entry], table: CsvTable
     """Of the final runs of a task whose folders are on this machine and that are not in the table."""
     from flatfed.race.flatness import measure
 
-    there = {(row.task, row.method, row.seed) for row in table.rows}
+    there = {row.key for row in table.rows}
     with round_progress() as progress:
         bar = progress.add_task(f"flatness, {race_.task.name}", total=None, note="", unit="runs")
         finished = [(entry, row) for entry in entries for row in race_.rows(entry)[1]]
         for entry, row in finished:
-            if (row.task, row.method, row.seed) in there or row.state != "complete":
+            if (row.task, row.method, row.seed, row.setting) in there or row.state != "complete":
                 continue
             row_measured = measure(race_, entry, row)
             if row_measured is not None:

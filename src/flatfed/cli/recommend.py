@@ -17,7 +17,8 @@ from flatfed.training.progress import Watcher, round_progress
 
 if TYPE_CHECKING:
     from flatfed.diagnostics.figures import Table
-    from flatfed.race.recommender import Recommendation, Recommender
+    from flatfed.race.recommendation import Recommendation
+    from flatfed.race.recommender import Recommender
     from flatfed.runs.halving import Candidate
     from flatfed.training.loop import Callback
 
@@ -57,7 +58,7 @@ def recommend(
 def _describe(recommender: Recommender) -> None:
     """What will be tried, and how long it takes."""
     effort, rounds = recommender.effort, recommender.base.tables["training"]["rounds"]
-    if recommender.base is not recommender.setting:
+    if recommender.validated is not recommender.setting:
         say("note", "a tenth of the clients' samples is held out to choose by (data.validation = 0.1)")
     if recommender.rounds < rounds:
         say("note", f"the budget allows {recommender.rounds} of {rounds} rounds; more could rank otherwise")

@@ -109,7 +109,8 @@ def tune(
         ]
         progress.update(task, completed=sum(rounds), note="")
     if as_json:
-        trial_lists = [[asdict(trial) for trial in ended] for ended in results]
+        chosen_by = {"chosen_by": searches[0].choose_by}
+        trial_lists = [[asdict(trial) | chosen_by for trial in ended] for ended in results]
         print_json({one.label: trials for one, trials in zip(subjects, trial_lists, strict=True)})
     for subject, search, ended in zip(subjects, searches, results, strict=True):
         _print_trials(ended, search, subject.label)

@@ -13,8 +13,6 @@ from flatfed.runs.halving import Halving
 UNITS = {"s": 1, "m": 60, "h": 3600}
 REFERENCES = 2
 """Runs beside the finalists under every seed: FedAvg tuned, and what the config says."""
-DEAREST = 2
-"""Gradients per step of the finalists, which are not known beforehand."""
 
 
 def seconds_of(text: str) -> float:
@@ -53,17 +51,20 @@ class Effort:
         )
         return tuning + (self.finalists + REFERENCES) * self.seeds
 
-    def gradients(self, whole: int) -> float:
-        """All that are taken, at most, where a whole run of one gradient per step has so many."""
+    def gradients(self, whole: int, dearest: float) -> float:
+        """All that are taken, at most, where a whole run of one gradient per step has so many.
+
+        Which methods run to the end is not known beforehand: the `dearest` takes so many times as many.
+        """
         before, tuning, whole_run = 0, 0, whole * self.share
         rungs = zip(self.survivors, self.halving.counts, self.halving.limits(int(whole_run)), strict=True)
         for methods, count, limit in rungs:
             tuning += methods * count * (limit - before)
             before = limit
-        return tuning + DEAREST * (self.finalists + REFERENCES) * self.seeds * whole_run
+        return tuning + dearest * (self.finalists + REFERENCES) * self.seeds * whole_run
 
-    def seconds(self, whole: int, pace: Pace) -> float:
-        return pace.seconds(self.starts, self.gradients(whole))
+    def seconds(self, whole: int, dearest: float, pace: Pace) -> float:
+        return pace.seconds(self.starts, self.gradients(whole, dearest))
 
 
 def efforts(seeds: int) -> Iterator[Effort]:
@@ -86,23 +87,28 @@ USUAL = Effort(8, 9, 3, 3)
 
 
 def affordable(
-    whole: int, pace: Pace, seeds: int, gradients: int | None = None, seconds: float | None = None
+    whole: int,
+    dearest: float,
+    pace: Pace,
+    seeds: int,
+    gradients: int | None = None,
+    seconds: float | None = None,
 ) -> Effort:
     """The most that a budget allows, of gradients or of time."""
     if gradients is None and seconds is None:
         return replace(USUAL, seeds=seeds)
     for effort in efforts(seeds):
-        if gradients is not None and effort.gradients(whole) <= gradients:
+        if gradients is not None and effort.gradients(whole, dearest) <= gradients:
             return effort
-        if seconds is not None and effort.seconds(whole, pace) <= seconds:
+        if seconds is not None and effort.seconds(whole, dearest, pace) <= seconds:
             return effort
     least = list(efforts(seeds))[-1]
     if gradients is not None:
         raise FlatfedError(
             f"gradients = {shown(gradients)}: too few to compare anything; the least is "
-            f"{least.gradients(whole):,.0f}, a tenth of the rounds"
+            f"{least.gradients(whole, dearest):,.0f}, a tenth of the rounds"
         )
     raise FlatfedError(
         f"budget: {seconds:.0f} s are too few to compare anything; by a timed round the least takes "
-        f"{least.seconds(whole, pace):.0f} s, or ask for fewer rounds or seeds"
+        f"{least.seconds(whole, dearest, pace):.0f} s, or ask for fewer rounds or seeds"
     )

@@ -23,6 +23,7 @@ RADIUS = 0.1
 DIAGNOSTICS = {
     "sharpness": "sharpness of the global loss (radius 0.1)",
     "top_eigenvalue": "largest eigenvalue of the Hessian",
+    "gradient_norm": "length of the global loss's gradient",
     "flatness_distance": "flatness distance",
     "client_drift": "client drift",
     "update_norm": "length of the global update",
@@ -42,56 +43,111 @@ def measure(race: TaskRace, entry: Entry, row: Result) -> Measured | None:
         samples = subject.training_data(SAMPLES)
         (top,) = top_eigenvalues(products(subject, samples), len(subject.model), 1)
         sharpness = one_step_sharpness(subject, samples, RADIUS)
+        norm = float(subject.gradient(subject.model, samples).norm())
     return Measured(
         task=row.task,
         method=row.method,
         seed=row.seed,
+        gradient_norm=norm,
         sharpness=sharpness,
         top_eigenvalue=top,
         samples=SAMPLES,
         commit=source_commit() or "unknown",
+        setting=row.setting,
     )
+
+
+Pairs = Mapping[str, tuple[float, float]]
+"""By method what was measured and the test accuracy."""
+FEWEST = 5
+"""Pairs, for a correlation."""
 
 
 @dataclass(frozen=True)
 class Correlation:
-    """Spearman's rank correlation over so many pairs, and where the truth lies with 95 %."""
+    """Spearman's rank correlation over so many methods, and where the truth lies with 95 %."""
 
     value: float
     low: float
     high: float
-    pairs: int
+    methods: int
 
     @classmethod
-    def of(cls, left: Sequence[float], right: Sequence[float]) -> Correlation | None:
-        """None for fewer than five pairs, or if one side is constant.
+    def of(cls, pairs: Pairs) -> Correlation | None:
+        """None for fewer than five methods, or if one side is constant.
 
         Its interval is that of Fisher's z with the variance (1 + ρ²/2)/(n − 3) (Bonett & Wright,
         Psychometrika 2000).
         """
-        if len(left) < 5 or len(set(left)) == 1 or len(set(right)) == 1:
+        value = _spearman(pairs)
+        if value is None:
             return None
-        value = float(stats.spearmanr(left, right).statistic)
-        middle = math.atanh(min(max(value, -0.999999), 0.999999))
-        half = 1.96 * math.sqrt((1 + value**2 / 2) / (len(left) - 3))
-        return cls(value, math.tanh(middle - half), math.tanh(middle + half), len(left))
+        half = 1.96 * math.sqrt((1 + value**2 / 2) / (len(pairs) - 3))
+        return cls._around(value, half, len(pairs))
+
+    @classmethod
+    def of_tasks(cls, tasks: Sequence[Pairs]) -> Correlation | None:
+        """The mean of the tasks' correlations; None if there are none, or of one method only.
+
+        The same methods are on all tasks, so that pairs of one method are not independent of each other:
+        the interval is the jackknife's over methods, of Fisher's z of the mean.
+        """
+        value = _mean_correlation(tasks)
+        methods = dict.fromkeys(method for pairs in tasks if _spearman(pairs) is not None for method in pairs)
+        if value is None:
+            return None
+        without = []
+        for left_out in methods:
+            rest = [{name: pair for name, pair in pairs.items() if name != left_out} for pairs in tasks]
+            if (one := _mean_correlation(rest)) is not None:
+                without.append(_fisher(one))
+        count = len(without)
+        if count < FEWEST:
+            return None
+        error = math.sqrt((count - 1) / count * sum((z - statistics.fmean(without)) ** 2 for z in without))
+        return cls._around(value, float(stats.t.ppf(0.975, count - 1)) * error, len(methods))
+
+    @classmethod
+    def _around(cls, value: float, half: float, methods: int) -> Correlation:
+        """With an interval of so much of Fisher's z to both sides."""
+        middle = _fisher(value)
+        return cls(value, math.tanh(middle - half), math.tanh(middle + half), methods)
 
     def text(self) -> str:
         return f"{self.value:+.2f} [{self.low:+.2f}, {self.high:+.2f}]"
+
+
+def _spearman(pairs: Pairs) -> float | None:
+    """Ties share a rank; None where there is too little to say anything."""
+    left, right = ([pair[side] for pair in pairs.values()] for side in (0, 1))
+    if len(pairs) < FEWEST or len(set(left)) == 1 or len(set(right)) == 1:
+        return None
+    return float(stats.spearmanr(left, right).statistic)
+
+
+def _mean_correlation(tasks: Sequence[Pairs]) -> float | None:
+    values = [value for pairs in tasks if (value := _spearman(pairs)) is not None]
+    return statistics.fmean(values) if values else None
+
+
+def _fisher(value: float) -> float:
+    return math.atanh(min(max(value, -0.999999), 0.999999))
 
 
 def diagnostics_by_method(
     task: TaskStandings, measured: Sequence[Measured]
 ) -> dict[str, dict[str, tuple[float, float]]]:
     """By diagnostic and method the mean over seeds, and beside it the mean test accuracy."""
-    flatness = {(row.method, row.seed): row for row in measured if row.task == task.task}
+    flatness = {(row.method, row.seed, row.setting): row for row in measured if row.task == task.task}
     pairs: dict[str, dict[str, tuple[float, float]]] = {name: {} for name in DIAGNOSTICS}
     for one in task.complete:
         accuracy = one.mean()
         if accuracy is None or not one.tuning:
             continue
         for name in DIAGNOSTICS:
-            values = [_value(row, flatness.get((row.method, row.seed)), name) for row in one.final]
+            values = [
+                _value(row, flatness.get((row.method, row.seed, row.setting)), name) for row in one.final
+            ]
             known = [value for value in values if value is not None]
             if len(known) == len(values):
                 pairs[name][one.method] = statistics.fmean(known), accuracy
@@ -108,21 +164,12 @@ def _value(row: Result, measured: Measured | None, name: str) -> float | None:
 
 def within_task(task: TaskStandings, measured: Sequence[Measured]) -> dict[str, Correlation | None]:
     """Over methods of one task."""
-    pairs = diagnostics_by_method(task, measured)
-    return {name: Correlation.of(*_columns(by_method)) for name, by_method in pairs.items()}
+    return {name: Correlation.of(pairs) for name, pairs in diagnostics_by_method(task, measured).items()}
 
 
 def across_tasks(
     tasks: Sequence[TaskStandings], measured: Sequence[Measured]
 ) -> dict[str, Correlation | None]:
-    """Over methods and tasks, where both sides are ranks within their task."""
-    pooled: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in DIAGNOSTICS}
-    for task in tasks:
-        for name, by_method in diagnostics_by_method(task, measured).items():
-            for ranks, column in zip(pooled[name], _columns(by_method), strict=True):
-                ranks.extend((stats.rankdata(column) / max(1, len(column))).tolist())
-    return {name: Correlation.of(*columns) for name, columns in pooled.items()}
-
-
-def _columns(by_method: Mapping[str, tuple[float, float]]) -> tuple[list[float], list[float]]:
-    return [left for left, _ in by_method.values()], [right for _, right in by_method.values()]
+    """The mean over tasks."""
+    by_task = [diagnostics_by_method(task, measured) for task in tasks]
+    return {name: Correlation.of_tasks([pairs[name] for pairs in by_task]) for name in DIAGNOSTICS}

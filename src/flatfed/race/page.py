@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from flatfed.race.flatness import DIAGNOSTICS, across_tasks, within_task
 from flatfed.race.preset import Preset, RaceTask
-from flatfed.race.regret import regrets
+from flatfed.race.regret import regrets, summary
 from flatfed.race.results import Measured, Result
-from flatfed.race.screening import best_compositions
+from flatfed.race.screening import BEST, Elsewhere, best_compositions, elsewhere
 from flatfed.race.standings import (
     BASELINE,
     MEASURES,
@@ -28,7 +28,9 @@ UNTUNED = "fedavg (step size as given)"
 
 
 def race_page(preset: Preset, rows: Sequence[Result], measured: Sequence[Measured], diagram: str) -> str:
-    """The whole page; `diagram` is the file of the picture of ranks."""
+    """The whole page, of what was made under the present settings; `diagram` is the picture of ranks."""
+    everything, rows = len(rows), preset.current(rows)
+    measured = preset.current(measured)
     tasks = all_standings(rows, preset.tasks)
     commits = ", ".join(dict.fromkeys(row.commit for row in rows))
     hours = sum(row.seconds for row in rows) / 3600
@@ -64,18 +66,28 @@ def race_page(preset: Preset, rows: Sequence[Result], measured: Sequence[Measure
         "",
         _paragraph(
             f"{len(rows):,} rows, {hours:.1f} hours of rounds on a core shared with other work, "
-            f"commit {commits}. What servers do with synthetic samples is not in the numbers of "
-            "gradients."
+            f"commit {commits or 'none'}. What servers do with synthetic samples is not in the numbers of "
+            f"gradients.{_superseded(everything - len(rows))}"
         ),
     ]
     for task in tasks:
         lines += _task_section(preset.tasks[task.task], task)
     lines += _ranks_section(tasks, diagram)
-    lines += _compositions_section(preset, rows)
+    lines += _compositions_section(preset, rows, tasks)
     lines += _regret_section(preset, rows)
     lines += _flatness_section(preset, ranked(tasks), measured)
     lines += _missing_section(preset, rows, tasks)
     return "\n".join([*lines, ""])
+
+
+def _superseded(count: int) -> str:
+    if not count:
+        return ""
+    return (
+        f" {count:,} more rows of the file were made under other settings of the tasks, the methods or "
+        "the tuning than the present ones: nothing on this page, and nothing that `flatfed recommend` "
+        "starts from, counts them."
+    )
 
 
 def _paragraph(text: str) -> str:
@@ -84,14 +96,17 @@ def _paragraph(text: str) -> str:
 
 def _task_section(task: RaceTask, standings: TaskStandings) -> list[str]:
     training, complete = task.config["training"], standings.complete
-    done, least = len(complete), f"{training['rounds']} rounds, {training['local_steps']} local steps"
+    labels = {entry.label for entry in task.entries}
+    done = sum(one.method in labels for one in complete)
+    composed = f" and {len(complete) - done} compositions" if len(complete) > done else ""
+    least = f"{training['rounds']} rounds, {training['local_steps']} local steps"
     best, close = standings.best(), standings.as_good_as_best()
     lines = [
         "",
         f"## {task.title}",
         "",
-        f"`{task.name}`: {least} of {training['batch_size']} samples; {done} of {len(task.entries)} methods "
-        f"under {standings.seeds} seed{'s' if standings.seeds != 1 else ''}.",
+        f"`{task.name}`: {least} of {training['batch_size']} samples; {done} of {len(task.entries)} "
+        f"methods{composed} under {standings.seeds} seed{'s' if standings.seeds != 1 else ''}.",
     ]
     if best is not None:
         others = (
@@ -171,6 +186,11 @@ def _wins(standings: TaskStandings) -> list[str]:
     return lines
 
 
+def race_ranks(preset: Preset, rows: Sequence[Result]) -> Ranks | None:
+    """What the picture of ranks shows: over tasks and seeds."""
+    return rank_methods(ranked(all_standings(preset.current(rows), preset.tasks)), by_seed=True)
+
+
 def _ranks_section(tasks: Sequence[TaskStandings], diagram: str) -> list[str]:
     tasks = ranked(tasks)
     whole = rank_methods(tasks)
@@ -188,37 +208,81 @@ def _ranks_section(tasks: Sequence[TaskStandings], diagram: str) -> list[str]:
             f"{len(whole.means)}: {_separated(whole)}. Over tasks and seeds ({by_seed.blocks} blocks, "
             "which are not independent: they speak of these tasks only) it is "
             f"{by_seed.critical_difference:.1f} (Friedman's test: p = {by_seed.p_value:.2g}); the "
-            "diagram shows these."
+            "diagram shows these. *Tasks won* are those on which a method has the best mean at equal rounds, "
+            "gradients and bytes, of all tuned methods that have run there."
         ),
         "",
         f"![Mean ranks over tasks and seeds]({diagram})",
         "",
-        "| method | mean rank (tasks and seeds) | at equal gradients | at equal bytes |",
-        "|---|--:|--:|--:|",
+        "| method | mean rank (tasks and seeds) | at equal gradients | at equal bytes | tasks won |",
+        "|---|--:|--:|--:|---|",
     ]
+    winners = {
+        measure: [best.method for task in tasks if (best := task.best(measure))] for measure in MEASURES
+    }
     others = [rank_methods(tasks, measure, by_seed=True) for measure in list(MEASURES)[1:]]
     for method, rank in by_seed.means.items():
         cells = [f"{other.means[method]:.1f}" if other else "–" for other in others]
-        lines.append(f"| {method} | {rank:.1f} | {' | '.join(cells)} |")
+        wins = ", ".join(str(winners[measure].count(method)) for measure in MEASURES)
+        lines.append(f"| {method} | {rank:.1f} | {' | '.join(cells)} | {wins} |")
     return lines
 
 
-def _compositions_section(preset: Preset, rows: Sequence[Result]) -> list[str]:
+def _compositions_section(
+    preset: Preset, rows: Sequence[Result], tasks: Sequence[TaskStandings]
+) -> list[str]:
     screened = [row for row in rows if row.phase == "screening"]
     if not screened:
         return []
-    tasks = ", ".join(f"`{task}`" for task in dict.fromkeys(row.task for row in screened))
-    count = len({row.method for row in screened})
-    return [
+    screened_on = list(dict.fromkeys(row.task for row in screened))
+    places = ", ".join(f"`{task}`" for task in screened_on)
+    best = best_compositions(rows, BEST)
+    lines = [
         "",
         "## Compositions that no paper has",
         "",
         _paragraph(
-            f"{count} compositions, {preset.screened} configurations of each under the tuning seed, one of "
-            f"five going on to whole runs, on {tasks}. Best by validation accuracy: "
-            f"{', '.join(best_compositions(rows, 3))}."
+            f"{len({row.method for row in screened})} compositions, {preset.screened} configurations of each "
+            f"under the tuning seed, one of five going on to whole runs, on {places}. Best by validation "
+            f"accuracy: {', '.join(best)}. They were chosen there, so only other tasks can say how good "
+            "they are."
         ),
+        "",
     ]
+    outcomes = elsewhere(preset, tasks, best, screened_on)
+    if not outcomes:
+        return [*lines, "They have not run on other tasks yet."]
+    lines += [
+        "| task | composition | test accuracy % | best named method | ahead of it | place |",
+        "|---|---|--:|---|--:|--:|",
+    ]
+    for one in outcomes:
+        reached = one.composition.interval()
+        cells = [
+            one.task,
+            one.composition.method,
+            reached.text() if reached else "diverged",
+            one.named.method,
+            _signed(one.ahead),
+            f"{one.place} of {one.methods}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, "", _paragraph(_verdict(best, outcomes))]
+
+
+def _verdict(best: Sequence[str], outcomes: Sequence[Elsewhere]) -> str:
+    won = [one for one in outcomes if one.place == 1]
+    if not won:
+        return "None of them is the best method on a task that it was not chosen on."
+    sentences = []
+    for label in best:
+        own = [one for one in outcomes if one.composition.method == label]
+        wins = [one for one in own if one.place == 1]
+        sure = sum(one.ahead is not None and one.ahead.low > 0 for one in wins)
+        sentences.append(
+            f"{label} is the best method on {len(wins)} of {len(own)} (beyond its interval on {sure})"
+        )
+    return f"Of the tasks that they were not chosen on, {'; '.join(sentences)}."
 
 
 def _regret_section(preset: Preset, rows: Sequence[Result]) -> list[str]:
@@ -231,8 +295,9 @@ def _regret_section(preset: Preset, rows: Sequence[Result]) -> list[str]:
         "",
         _paragraph(
             "Each task left out, with methods chosen by the other tasks: the first eight of them, of "
-            "which the tuning's validation accuracy takes three and the final runs' validation accuracy "
-            "the winner. Tuning here began at the options as given, not at settings of other tasks."
+            "which the tuning's validation accuracy takes three. The final runs' validation accuracy takes "
+            "the winner of these, tuned FedAvg and FedAvg with its step size as given. Tuning here began at "
+            "the options as given, not at settings of other tasks."
         ),
         "",
         "| task left out | recommended | test accuracy % | best in hindsight | regret | best fixed choice "
@@ -250,7 +315,7 @@ def _regret_section(preset: Preset, rows: Sequence[Result]) -> list[str]:
             _percent(one.default_accuracy),
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    return lines
+    return [*lines, "", _paragraph(summary(lost))]
 
 
 def _percent(value: float | None) -> str:
@@ -271,17 +336,20 @@ def _flatness_section(
         _paragraph(
             "Spearman's rank correlation between what is measured of the final models, or recorded "
             "while they are trained (means of the last fifth of the rounds), and the test accuracy, over "
-            "the tuned methods (means over seeds), with 95 % intervals (Fisher's z). A negative number "
-            "says that flatter, or shorter, goes with more accurate. Sharpness and curvature are those "
-            "of [flatness.csv](flatness.csv), where they were measured."
+            "the tuned methods (means over seeds), with 95 % intervals and the number of methods. The "
+            "intervals are Fisher's z; for the mean over tasks, on which the same methods have run, the "
+            "jackknife's over methods. A negative number says that flatter, or shorter, goes with more "
+            "accurate. The last row has the test accuracy on both sides, with opposite signs: it would be "
+            "negative without any connection. Sharpness, curvature and the gradient are those of "
+            "[flatness.csv](flatness.csv), where they were measured."
         ),
         "",
-        f"| | {' | '.join(within)} | all, by ranks within the task |",
+        f"| | {' | '.join(within)} | mean over tasks |",
         f"|---|{'---|' * (len(within) + 1)}",
     ]
     for name, title in DIAGNOSTICS.items():
         correlations = [*(task[name] for task in within.values()), pooled[name]]
-        cells = [f"{one.text()} ({one.pairs})" if one else "–" for one in correlations]
+        cells = [f"{one.text()} ({one.methods})" if one else "–" for one in correlations]
         lines.append(f"| {title} | {' | '.join(cells)} |")
     return lines
 

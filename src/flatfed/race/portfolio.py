@@ -57,7 +57,11 @@ def portfolio_of(preset: Preset, rows: Sequence[Result], without: str = "") -> d
     Methods are sorted by their mean place among those of a task, as a share of them, so that tasks on which
     few methods have run count the same. FedAvg is always among the first.
     """
-    tasks = [task for task in all_standings(rows, preset.tasks) if task.task != without and task.complete]
+    tasks = [
+        task
+        for task in all_standings(preset.current(rows), preset.tasks)
+        if task.task != without and task.complete
+    ]
     entries = {
         entry.label: entry
         for task in preset.tasks.values()

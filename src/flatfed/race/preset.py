@@ -12,6 +12,7 @@ from typing import Any
 from flatfed.algorithms import ALGORITHMS, build
 from flatfed.core.errors import check_choice
 from flatfed.race.entries import Entry, compositions
+from flatfed.race.results import Row
 from flatfed.runs.halving import Halving
 from flatfed.runs.identity import digest_of
 
@@ -66,6 +67,20 @@ class Preset:
         """Of what decides the results of a method on a task, apart from the program itself."""
         tuning = [self.halving.configurations, self.halving.factor, self.halving.counts, self.tuning_seed]
         return digest_of([task.config, entry.algorithm, entry.tuned, tuning])[:10]
+
+    def current(self, rows: Iterable[Row]) -> list[Row]:
+        """Those that were made under the present settings; others cannot be compared with them."""
+        settings, seeds = self._settings, {self.tuning_seed, *self.seeds}
+        return [row for row in rows if (row.task, row.method, row.setting) in settings and row.seed in seeds]
+
+    @functools.cached_property
+    def _settings(self) -> set[tuple[str, str, str]]:
+        """Of every task and method the names and the digest."""
+        return {
+            (task.name, entry.label, self.digest(task, entry))
+            for task in self.tasks.values()
+            for entry in (*task.entries, *self.compositions)
+        }
 
     def chosen(
         self, tasks: Iterable[str] = (), methods: Iterable[str] = ()

@@ -12,7 +12,8 @@ from flatfed.core.settings import Training
 from flatfed.diagnostics.figures import Table, TableCell, cell
 from flatfed.engines.execution import Execution
 from flatfed.race.effort import seconds_of
-from flatfed.race.recommender import Finalist, Recommendation, Recommender
+from flatfed.race.recommendation import Finalist, Recommendation
+from flatfed.race.recommender import Recommender
 from flatfed.report.page import config_file, write_report
 from flatfed.runs.files import MARK, check_replaceable, write_atomically
 from flatfed.runs.halving import Candidate

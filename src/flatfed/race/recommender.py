@@ -11,29 +11,23 @@ Run folders and recommend.json, which fixes the effort, are the record: what was
 from __future__ import annotations
 
 import statistics
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-from flatfed.core.algorithm import Algorithm
-from flatfed.core.errors import DivergedError, FlatfedError, FlatfedWarning, shown
-from flatfed.core.settings import Training
+from flatfed.core.errors import DivergedError, FlatfedError, shown
 from flatfed.core.tree import first_leaf
-from flatfed.race.effort import REFERENCES, Effort, affordable
+from flatfed.race.effort import REFERENCES, USUAL, Effort, affordable
 from flatfed.race.portfolio import Portfolio, portfolio
+from flatfed.race.recommendation import Costs, Finalist, Recommendation
 from flatfed.race.standings import BASELINE
 from flatfed.runs.budget import Pace, gradients_of
 from flatfed.runs.files import read_sealed, write_sealed
-from flatfed.runs.halving import Candidate, Method, Tuned, Tuning, Values, Watch
+from flatfed.runs.halving import Candidate, Method, Tuning, Values, Watch
 from flatfed.runs.identity import digest_of
-from flatfed.runs.ranking import Interval, difference, interval
 from flatfed.runs.setting import PlannedRun, Setting
 from flatfed.runs.statistics import ACCURACY, VALIDATION, last, total
-from flatfed.runs.train import train
-from flatfed.training.loop import Progress
 
 SHARE = 0.1
 """Of the clients' samples, held out where a task has no validation samples."""
@@ -41,123 +35,6 @@ TUNING_SEED = 100
 """Added to the config's seed."""
 CONFIGURED = "as configured: "
 """Before the name of the config's own algorithm."""
-
-
-@dataclass(frozen=True)
-class Costs:
-    """What a method takes of a participant, from one round."""
-
-    bytes_down: float
-    bytes_up: float
-    client_bytes: int
-    """That a client keeps from round to round."""
-    gradients_per_step: int
-
-    @classmethod
-    def measured(cls, method: Method) -> Costs:
-        """Also tries whether the method can train the task at all."""
-        run, setting = method.planned(method.first_values), method.setting
-        seen: list[Progress] = []
-        training = run.training.replaced(rounds=1, lr=run.algorithm.optimizer.step_sizes.low, lr_warmup=None)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FlatfedWarning)
-            task = setting.task_of(setting.seed)
-            train(task, run.algorithm, training, run.execution, callbacks=[seen.append], progress=False)
-        (now,) = seen
-        kept = sum(now.dimensions.length(vector) for vector in run.algorithm.client_vectors)
-        members = now.record["participants"]
-        return cls(
-            now.record["bytes_down"] / members,
-            now.record["bytes_up"] / members,
-            4 * kept,
-            run.algorithm.gradient_evaluations,
-        )
-
-
-@dataclass(frozen=True)
-class Finalist:
-    """A method with its settings, and its runs under seeds that tuning did not see."""
-
-    method: Method
-    values: Values
-    runs: Sequence[PlannedRun]
-    validation: Sequence[float]
-    """By seed."""
-    test: Sequence[float]
-    """By seed; empty where the task has no test samples."""
-    diverged: int
-    costs: Costs
-    gradients: int
-    bytes: int
-
-    @property
-    def label(self) -> str:
-        return self.method.label
-
-    @property
-    def complete(self) -> bool:
-        return self.diverged == 0
-
-    @property
-    def algorithm(self) -> Algorithm:
-        return self.runs[0].algorithm
-
-    @property
-    def training(self) -> Training:
-        return self.runs[0].training
-
-
-@dataclass(frozen=True)
-class Recommendation:
-    """What came out, the best first."""
-
-    ranking: Sequence[Finalist]
-    tuned: Sequence[Tuned]
-    effort: Effort
-    warm_start: Sequence[str]
-    """The race's tasks that the methods and their first settings come from."""
-    left_out: Mapping[str, str]
-    """Methods that were not tried, and why."""
-    judged_on: str
-    """test or validation: the samples of the intervals."""
-    samples: int
-    """How many those are."""
-    folder: Path
-
-    @property
-    def best(self) -> Finalist:
-        return self.ranking[0]
-
-    @property
-    def algorithm(self) -> Algorithm:
-        return self.best.algorithm
-
-    @property
-    def training(self) -> Training:
-        return self.best.training
-
-    def scores(self, one: Finalist) -> Sequence[float]:
-        return one.test if self.judged_on == "test" else one.validation
-
-    def interval(self, one: Finalist) -> Interval | None:
-        return interval(self.scores(one), self.samples) if one.complete else None
-
-    def behind(self, one: Finalist) -> Interval | None:
-        """How far the best is ahead of it."""
-        if not one.complete or one is self.best:
-            return None
-        return difference(self.scores(self.best), self.scores(one), self.samples)
-
-    @property
-    def alike(self) -> list[str]:
-        """What cannot be told apart from the best."""
-        gaps = ((one.label, self.behind(one)) for one in self.ranking)
-        return [label for label, gap in gaps if gap is not None and gap.low <= 0 <= gap.high]
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """The best method's, as its first run's folder records it."""
-        return dict(self.best.runs[0].config)
 
 
 @dataclass(frozen=True)
@@ -182,34 +59,76 @@ class Recommender:
                 raise FlatfedError(f"{name} = {shown(value)}: give a whole number, 1 or more")
 
     @cached_property
-    def base(self) -> Setting:
+    def validated(self) -> Setting:
         """The setting with validation samples."""
         setting = with_validation(self.setting)
         setting.check()
         return setting
 
     @cached_property
+    def base(self) -> Setting:
+        """That, with the workers that are quicker."""
+        return changed(self.validated, self.timed[0])
+
+    @cached_property
     def first_seed(self) -> int:
-        return self.base.seed
+        return self.validated.seed
+
+    @cached_property
+    def timing(self) -> Setting:
+        """That of tuning, under a seed of its own, but for the workers."""
+        rounds = self.validated.tables["training"]["rounds"]
+        return changed(self.validated, seed=self.first_seed + TUNING_SEED, evaluate_every=rounds)
 
     @cached_property
     def for_tuning(self) -> Setting:
-        rounds = self.base.tables["training"]["rounds"]
-        return changed(self.base, seed=self.first_seed + TUNING_SEED, evaluate_every=rounds)
+        return changed(self.timing, self.timed[0])
 
     @cached_property
     def whole(self) -> int:
         """Gradients of a whole run with one gradient per step."""
-        run = self.for_tuning.planned({"name": BASELINE})
-        federation = self.for_tuning.task_of(run.training.seed).federation
-        return gradients_of(federation, run.algorithm, run.training)
+        return self._gradients({"name": BASELINE})
+
+    def _gradients(self, algorithm: Mapping[str, Any]) -> int:
+        run = self.timing.planned(algorithm)
+        return gradients_of(self.timing.task_of(self.timing.seed).federation, run.algorithm, run.training)
 
     @cached_property
+    def configured(self) -> Mapping[str, Any]:
+        """The config's own algorithm."""
+        algorithm: Mapping[str, Any] = self.validated.tables.get("algorithm", {"name": BASELINE})
+        return algorithm
+
+    @cached_property
+    def dearest(self) -> float:
+        """How many times as many gradients the methods take that may run to the end, at most."""
+        algorithms = [self.configured, *(proposal.algorithm for proposal in self.shipped.proposals)]
+        return max(self._gradients(algorithm) for algorithm in algorithms) / self.whole
+
+    @cached_property
+    def timed(self) -> tuple[int | None, Pace]:
+        """How many workers to take, None for a worker per core, and how quick they are.
+
+        Runs of small models are over before several processes have paid for their start.
+        """
+        run, task = self.timing.planned({"name": BASELINE}), self.timing.task_of(self.timing.seed)
+        execution = run.execution
+        free = execution.workers is None and execution.engine == "local" and execution.device == "cpu"
+        paces: dict[int | None, Pace] = {}
+        for _ in range(2):  # the first time everything is slow
+            for workers in (None, 1) if free else (None,):
+                chosen = execution if workers is None else execution.replaced(workers=workers)
+                paces[workers] = Pace.measured(task, run.algorithm, run.training, chosen)
+
+        def seconds(workers: int | None) -> float:
+            return USUAL.seconds(self.whole, self.dearest, paces[workers])
+
+        best = min(paces, key=seconds)
+        return best, paces[best]
+
+    @property
     def pace(self) -> Pace:
-        run = self.for_tuning.planned({"name": BASELINE})
-        return Pace.measured(
-            self.for_tuning.task_of(run.training.seed), run.algorithm, run.training, run.execution
-        )
+        return self.timed[1]
 
     @cached_property
     def effort(self) -> Effort:
@@ -220,7 +139,7 @@ class Recommender:
             content = read_sealed(path)
             if content["request"] == request:
                 return Effort(**content["effort"])
-        effort = affordable(self.whole, self.pace, self.seeds, self.gradients, self.seconds)
+        effort = affordable(self.whole, self.dearest, self.pace, self.seeds, self.gradients, self.seconds)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_sealed(path, {"request": request, "effort": asdict(effort)})
         return effort
@@ -228,6 +147,11 @@ class Recommender:
     @cached_property
     def rounds(self) -> int:
         return max(1, round(self.effort.share * self.base.tables["training"]["rounds"]))
+
+    @property
+    def tuning_gradients(self) -> int:
+        """Of a whole run of tuning, the same for all methods."""
+        return int(self.whole * self.effort.share)
 
     @property
     def total_rounds(self) -> int:
@@ -244,7 +168,7 @@ class Recommender:
     def estimate(self) -> float:
         """Seconds of the whole, if nothing has been run yet."""
         entrants, _ = self.entrants
-        return replace(self.effort, methods=len(entrants)).seconds(self.whole, self.pace)
+        return replace(self.effort, methods=len(entrants)).seconds(self.whole, self.dearest, self.pace)
 
     @cached_property
     def shipped(self) -> Portfolio:
@@ -260,13 +184,14 @@ class Recommender:
                 break
             try:
                 method = proposal.method(self.for_tuning)
+                # Refuses a method of which not even a round fits into the first rung.
+                Tuning.checked([method], self.effort.halving, self.tuning_gradients)
                 costs = Costs.measured(method)
             except FlatfedError as error:
                 left_out[proposal.label] = str(error)
                 continue
-            traffic = costs.bytes_down + costs.bytes_up
-            if self.bytes_per_round is not None and traffic > self.bytes_per_round:
-                left_out[proposal.label] = f"{traffic:,.0f} bytes for each participant of a round"
+            if self._sends_too_much(costs):
+                left_out[proposal.label] = costs.traffic_text
                 continue
             entrants[proposal.label] = method, costs
         if not entrants:
@@ -277,12 +202,14 @@ class Recommender:
             )
         return entrants, left_out
 
+    def _sends_too_much(self, costs: Costs) -> bool:
+        return self.bytes_per_round is not None and costs.traffic > self.bytes_per_round
+
     def run(self, watch: Watch) -> Recommendation:
         """Trains what is missing of it all."""
         entrants, left_out = self.entrants
-        gradients = int(self.whole * self.effort.share)
         methods = [method for method, _ in entrants.values()]
-        tuning = Tuning.checked(methods, self.effort.halving, gradients, self.effort.survivors)
+        tuning = Tuning.checked(methods, self.effort.halving, self.tuning_gradients, self.effort.survivors)
         tuned = tuning.run(watch)
         best = sorted((one for one in tuned if one.best), key=lambda one: one.worth, reverse=True)
         if not best:
@@ -293,10 +220,13 @@ class Recommender:
         for one in chosen:
             assert one.best is not None, "those without were left out"
             finalists.append(self._final(one.method, one.best.values, entrants[one.method.label][1], watch))
-        algorithm = self.base.tables.get("algorithm", {"name": BASELINE})
-        name = self.for_tuning.planned(algorithm).algorithm.name
-        configured = Method.of(CONFIGURED + name, algorithm, self.for_tuning)
-        finalists.append(self._final(configured, configured.first_values, Costs.measured(configured), watch))
+        name = self.for_tuning.planned(self.configured).algorithm.name
+        own = Method.of(CONFIGURED + name, self.configured, self.for_tuning)
+        costs = Costs.measured(own)
+        if self._sends_too_much(costs):
+            left_out = {**left_out, own.label: costs.traffic_text}
+        else:
+            finalists.append(self._final(own, own.first_values, costs, watch))
         if not any(one.complete for one in finalists):
             raise DivergedError("all final runs diverged; set clip, or take fewer local steps")
         task = self.base.task_of(self.first_seed)
@@ -349,9 +279,9 @@ def _order(one: Finalist) -> tuple[bool, float]:
     return not one.complete, -statistics.fmean(one.validation or [0.0])
 
 
-def changed(setting: Setting, **training: Any) -> Setting:
+def changed(setting: Setting, workers: int | None = None, **training: Any) -> Setting:
     tables = {**setting.tables, "training": {**setting.tables["training"], **training}}
-    return Setting(tables, setting.root, setting.task)
+    return Setting(tables, setting.root, setting.task, workers)
 
 
 def with_validation(setting: Setting) -> Setting:

@@ -1,8 +1,9 @@
 """How good recommendations would have been: leave one task of the race out, recommend for it from the others.
 
 On the task left out, the methods that the others put first are the portfolio. As in `flatfed recommend` the
-tuning's validation accuracies choose the finalists and the final runs' validation accuracies the winner; test
-accuracies only say what that was worth.
+tuning's validation accuracies choose the finalists, tuned FedAvg and the config's own algorithm (here FedAvg
+with its step size as given) run beside them, and the final runs' validation accuracies choose the winner;
+test accuracies only say what that was worth.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from flatfed.race.effort import USUAL
 from flatfed.race.portfolio import portfolio_of
 from flatfed.race.preset import Preset
 from flatfed.race.results import Result
-from flatfed.race.standings import Standing, TaskStandings, all_standings, ranked
+from flatfed.race.standings import BASELINE, Standing, TaskStandings, all_standings, ranked
 
 
 @dataclass(frozen=True)
@@ -37,25 +38,28 @@ class Regret:
 
 def regrets(preset: Preset, rows: Sequence[Result]) -> list[Regret]:
     """For every task with enough results; none unless there are two."""
-    tasks = ranked(all_standings(rows, preset.tasks))
+    current = preset.current(rows)
+    tasks = ranked(all_standings(current, preset.tasks))
     if len(tasks) < 2:
         return []
-    kept = [row for row in rows if row.task in {task.task for task in tasks}]
+    kept = [row for row in current if row.task in {task.task for task in tasks}]
     return [lost for task in tasks if (lost := _regret(preset, kept, task)) is not None]
 
 
 def _regret(preset: Preset, rows: Sequence[Result], task: TaskStandings) -> Regret | None:
     others = portfolio_of(preset, rows, without=task.task)["methods"]
     there = {one.method: one for one in task.complete if one.tuning}
+    untuned = [one for one in task.complete if not one.tuning]
     entrants = [there[row["label"]] for row in others if row["label"] in there][: USUAL.methods]
-    finalists = sorted(entrants, key=_tuned_validation, reverse=True)[: USUAL.finalists]
-    scored = [(value, one) for one in finalists if (value := _final_validation(one)) is not None]
+    finalists = sorted(entrants, key=_tuned_validation, reverse=True)
+    beside = [one for one in finalists[USUAL.finalists :] if one.method == BASELINE] + untuned
+    run = [*finalists[: USUAL.finalists], *beside]
+    scored = [(value, one) for one in run if (value := _final_validation(one)) is not None]
     best = task.best()
-    if not scored or best is None:
+    if not entrants or not scored or best is None:
         return None
     _, chosen = max(scored, key=lambda pair: pair[0])
     fixed = min(others, key=lambda row: row["place"])["label"]
-    untuned = [one for one in task.complete if not one.tuning]
     accuracy, best_accuracy = chosen.mean(), best.mean()
     assert accuracy is not None and best_accuracy is not None, "both have final accuracies"
     return Regret(
@@ -77,3 +81,22 @@ def _tuned_validation(one: Standing) -> float:
 def _final_validation(one: Standing) -> float | None:
     values = [row.validation_accuracy for row in one.final]
     return statistics.fmean(value for value in values if value is not None) if None not in values else None
+
+
+def summary(lost: Sequence[Regret]) -> str:
+    """Beside the two choices that need no race: the default, and the best method of other tasks."""
+    mean = statistics.fmean(one.best_accuracy - one.accuracy for one in lost)
+    texts = [f"The mean regret is {100 * mean:.1f} points."]
+    for what, others in (
+        ("FedAvg with its step size as given", [(one, one.default_accuracy) for one in lost]),
+        ("the best fixed choice", [(one, one.fixed_accuracy) for one in lost]),
+    ):
+        gains = [100 * (one.accuracy - other) for one, other in others if other is not None]
+        if gains:
+            better, worse = sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
+            texts.append(
+                f"Beside {what} the recommendation is better on {better} and worse on {worse} of "
+                f"{len(gains)} tasks: {statistics.fmean(gains):+.1f} points in the mean, "
+                f"{min(gains):+.1f} at worst."
+            )
+    return " ".join(texts)

@@ -82,17 +82,21 @@ class Measured(CheckedModel):
     task: str
     method: str
     seed: int
+    gradient_norm: float
+    """Of the loss."""
     sharpness: float
     """The rise of the loss after a step of length 0.1 along its gradient."""
     top_eigenvalue: float
     """Of the loss's Hessian."""
     samples: int
     commit: str
+    setting: str
+    """That of the final run's row."""
 
     @property
     def key(self) -> tuple[object, ...]:
         """What there is only one row of."""
-        return self.task, self.method, self.seed
+        return self.task, self.method, self.seed, self.setting
 
 
 FLATNESS = "flatness.csv"

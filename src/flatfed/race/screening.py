@@ -7,12 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flatfed.race.entries import Entry
+from flatfed.race.preset import Preset
 from flatfed.race.results import Result
 from flatfed.race.runner import TaskRace
+from flatfed.race.standings import Standing, TaskStandings
 from flatfed.runs.halving import Halving, Tuning, Watch
+from flatfed.runs.ranking import Interval
 
 DROPPED = 5
 """One of so many compositions goes on to the next rung."""
+BEST = 3
+"""Compositions that are worth racing on other tasks, with --methods."""
 
 
 @dataclass(frozen=True)
@@ -67,3 +72,35 @@ def best_compositions(rows: Sequence[Result], count: int) -> list[str]:
         for place, label in enumerate(sorted(best, key=lambda name: best[name], reverse=True)):
             places.setdefault(label, []).append(place)
     return sorted(places, key=lambda label: statistics.fmean(places[label]))[:count]
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A composition on a task that it was not chosen on, beside the methods that have a name."""
+
+    task: str
+    composition: Standing
+    named: Standing
+    """The best of them."""
+    ahead: Interval | None
+    """Of that one."""
+    place: int
+    methods: int
+    """The named ones and this composition."""
+
+
+def elsewhere(
+    preset: Preset, tasks: Sequence[TaskStandings], labels: Sequence[str], screened_on: Sequence[str]
+) -> list[Elsewhere]:
+    """What compositions did on tasks on which none were screened."""
+    composed = {entry.label for entry in preset.compositions}
+    outcomes = []
+    for task in (task for task in tasks if task.task not in screened_on):
+        tuned = [one for one in task.complete if one.tuning]
+        named = [one for one in tuned if one.method not in composed]
+        for one in (one for one in tuned if one.method in labels and named):
+            beside = [other.method for other in tuned if other is one or other in named]
+            place = beside.index(one.method) + 1
+            ahead = one.ahead_of(named[0])
+            outcomes.append(Elsewhere(task.task, one, named[0], ahead, place, len(beside)))
+    return outcomes

@@ -87,6 +87,8 @@ class Setting:
     tables: Mapping[str, Any]
     root: Path
     task: Task | None = None
+    workers: int | None = None
+    """Of every run, unless the tables say how many."""
     _made: dict[int, Task] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
@@ -126,6 +128,9 @@ class Setting:
             settings = {"training": chosen.model_dump(), "execution": execution.model_dump()}
             recorded = {"algorithm": made.describe(), **settings}
             digest = digest_of([made.describe(), chosen.model_dump(mode="json")])
+        if execution.workers is None and self.workers is not None:
+            # Not recorded: what is asked for stays what it is.
+            execution = execution.replaced(workers=self.workers)
         folder = self.root / folder_name(made, chosen.seed, digest)
         return PlannedRun(made, chosen, execution, recorded, folder)
 
