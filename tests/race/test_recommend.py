@@ -246,6 +246,7 @@ def test_from_python(small, whole, tmp_path):
     assert result.training.lr > 0 and result.algorithm.name
     page = (tmp_path / "runs" / "report.html").read_text()
     assert f"Recommended: {result.best.label}" in page and "Cost against gain" in page
+    assert "the mean accuracy on validation samples, which choose" in page
     assert "come from the race of all algorithms on other tasks: an earlier task." in page
     assert cheapest_alike(result) is None or cheapest_alike(result).gradients <= result.best.gradients
     with pytest.raises(FlatfedError, match="Task and a Training"):
