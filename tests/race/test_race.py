@@ -156,20 +156,25 @@ def test_this_machine_goes_on_from_its_run_folders(finished, tmp_path):
     assert again == rows
 
 
-def test_an_interrupted_race_goes_on_to_the_same_rows(finished, tmp_path):
+def test_an_interrupted_race_goes_on_to_the_same_rows_wherever_its_folders_are(finished, tmp_path):
     _, rows = finished
-    count = iter(range(1000))
+    here, there, trained = tmp_path / "here", tmp_path / "there", []
 
     def interrupting(candidate, rung, rounds):
         def callback(now):
-            if next(count) == 30:
+            if len(trained) == 30:
                 raise KeyboardInterrupt
+            trained.append(now.round)
 
         return callback
 
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "runs", tmp_path / "results.csv", watch=interrupting)
-    again = run(tmp_path / "runs", tmp_path / "results.csv")
+        run(here / "runs", here / "results.csv", watch=interrupting)
+    # Another machine gets both, in a run's middle; no finished round is trained again.
+    shutil.move(here, there)
+    count = []
+    again = run(there / "runs", there / "results.csv", watch=lambda *_: lambda now: count.append(now.round))
+    assert len(trained) + len(count) == sum(row.rounds for row in rows)
     kept = {"exclude": {"seconds", "commit"}}
     assert [row.model_dump(**kept) for row in again] == [row.model_dump(**kept) for row in rows]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import tomllib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -246,6 +247,7 @@ def test_from_python(small, whole, tmp_path):
     assert result.training.lr > 0 and result.algorithm.name
     page = (tmp_path / "runs" / "report.html").read_text()
     assert f"Recommended: {result.best.label}" in page and "Cost against gain" in page
+    assert "the mean accuracy on validation samples, which choose" in page
     assert "come from the race of all algorithms on other tasks: an earlier task." in page
     assert cheapest_alike(result) is None or cheapest_alike(result).gradients <= result.best.gradients
     with pytest.raises(FlatfedError, match="Task and a Training"):
@@ -380,10 +382,18 @@ def test_the_portfolio_is_sorted_by_place_and_leaves_a_task_out():
         *made_up(second, "fedcm", 0.6, 0.4),
         *made_up(second, "fedsynsam", 0.9, 0.4),
     ]
-    found = Portfolio.of(portfolio_of(preset(), rows))
+    labels = {"fedavg", "fedcm", "fedsam", "fedsynsam"}
+    small = replace(
+        preset(),
+        tasks={
+            name: replace(one, entries=[entry for entry in one.entries if entry.label in labels])
+            for name, one in preset().tasks.items()
+        },
+    )
+    found = Portfolio.of(portfolio_of(small, rows))
     # FedAvg first, whatever its place; no method whose server works for as long as all clients.
     assert [one.label for one in found.proposals] == ["fedavg", "fedcm", "fedsam"]
     assert found.proposals[2].settings == {"training.lr": 0.4} and len(found.tasks) == 2
-    without = Portfolio.of(portfolio_of(preset(), rows, without=first))
+    without = Portfolio.of(portfolio_of(small, rows, without=first))
     assert [one.label for one in without.proposals] == ["fedavg", "fedsam", "fedcm"]
-    assert portfolio_of(preset(), []) == {"tasks": [], "methods": []}
+    assert portfolio_of(small, []) == {"tasks": [], "methods": []}

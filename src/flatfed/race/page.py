@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Sequence
 
 from flatfed.race.flatness import DIAGNOSTICS, across_tasks, within_task
+from flatfed.race.portfolio import judged_tasks
 from flatfed.race.preset import Preset, RaceTask
 from flatfed.race.regret import regrets, summary
 from flatfed.race.results import Measured, Result
@@ -75,7 +76,7 @@ def race_page(preset: Preset, rows: Sequence[Result], measured: Sequence[Measure
     lines += _ranks_section(tasks, diagram)
     lines += _compositions_section(preset, rows, tasks)
     lines += _regret_section(preset, rows)
-    lines += _flatness_section(preset, ranked(tasks), measured)
+    lines += _flatness_section(judged_tasks(preset, rows), measured)
     lines += _missing_section(preset, rows, tasks)
     return "\n".join([*lines, ""])
 
@@ -192,7 +193,9 @@ def race_ranks(preset: Preset, rows: Sequence[Result]) -> Ranks | None:
 
 
 def _ranks_section(tasks: Sequence[TaskStandings], diagram: str) -> list[str]:
-    tasks = ranked(tasks)
+    everything, tasks = tasks, ranked(tasks)
+    short = [f"`{task.task}`" for task in everything if task not in tasks]
+    left_out = f" Few methods have run on {', '.join(short)}: no ranks there." if short else ""
     whole = rank_methods(tasks)
     by_seed = rank_methods(tasks, by_seed=True)
     if whole is None or by_seed is None:
@@ -209,7 +212,7 @@ def _ranks_section(tasks: Sequence[TaskStandings], diagram: str) -> list[str]:
             "which are not independent: they speak of these tasks only) it is "
             f"{by_seed.critical_difference:.1f} (Friedman's test: p = {by_seed.p_value:.2g}); the "
             "diagram shows these. *Tasks won* are those on which a method has the best mean at equal rounds, "
-            "gradients and bytes, of all tuned methods that have run there."
+            f"gradients and bytes, of all tuned methods that have run there.{left_out}"
         ),
         "",
         f"![Mean ranks over tasks and seeds]({diagram})",
@@ -294,10 +297,10 @@ def _regret_section(preset: Preset, rows: Sequence[Result]) -> list[str]:
         "## What `flatfed recommend` would have said",
         "",
         _paragraph(
-            "Each task left out, with methods chosen by the other tasks: the first eight of them, of "
-            "which the tuning's validation accuracy takes three. The final runs' validation accuracy takes "
-            "the winner of these, tuned FedAvg and FedAvg with its step size as given. Tuning here began at "
-            "the options as given, not at settings of other tasks."
+            "Each task on which half of its methods have run left out, with methods chosen by the other "
+            "tasks: the first eight of them, of which the tuning's validation accuracy takes three. The "
+            "final runs' validation accuracy takes the winner of these, tuned FedAvg and FedAvg with its "
+            "step size as given. Tuning here began at the options as given, not at settings of other tasks."
         ),
         "",
         "| task left out | recommended | test accuracy % | best in hindsight | regret | best fixed choice "
@@ -322,9 +325,7 @@ def _percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f}"
 
 
-def _flatness_section(
-    preset: Preset, tasks: Sequence[TaskStandings], measured: Sequence[Measured]
-) -> list[str]:
+def _flatness_section(tasks: Sequence[TaskStandings], measured: Sequence[Measured]) -> list[str]:
     if not tasks:
         return []
     within = {task.task: within_task(task, measured) for task in tasks}

@@ -51,17 +51,26 @@ class Portfolio:
         return cls(proposals, values["tasks"])
 
 
+def judged_tasks(preset: Preset, rows: Sequence[Result]) -> list[TaskStandings]:
+    """Those on which at least half of their methods have run; the best of a few is not yet the best.
+
+    Tasks with a short list of methods count like all others.
+    """
+    judged = []
+    for task in all_standings(preset.current(rows), preset.tasks):
+        labels = {entry.label for entry in preset.tasks[task.task].entries}
+        if 2 * sum(one.method in labels for one in task.complete) >= len(labels):
+            judged.append(task)
+    return judged
+
+
 def portfolio_of(preset: Preset, rows: Sequence[Result], without: str = "") -> dict[str, Any]:
     """As plain data, from the results on all tasks `without` one.
 
     Methods are sorted by their mean place among those of a task, as a share of them, so that tasks on which
     few methods have run count the same. FedAvg is always among the first.
     """
-    tasks = [
-        task
-        for task in all_standings(preset.current(rows), preset.tasks)
-        if task.task != without and task.complete
-    ]
+    tasks = [task for task in judged_tasks(preset, rows) if task.task != without]
     entries = {
         entry.label: entry
         for task in preset.tasks.values()

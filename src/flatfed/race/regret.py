@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flatfed.race.effort import USUAL
-from flatfed.race.portfolio import portfolio_of
+from flatfed.race.portfolio import judged_tasks, portfolio_of
 from flatfed.race.preset import Preset
 from flatfed.race.results import Result
-from flatfed.race.standings import BASELINE, Standing, TaskStandings, all_standings, ranked
+from flatfed.race.standings import BASELINE, Standing, TaskStandings
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,10 @@ class Regret:
 
 def regrets(preset: Preset, rows: Sequence[Result]) -> list[Regret]:
     """For every task with enough results; none unless there are two."""
-    current = preset.current(rows)
-    tasks = ranked(all_standings(current, preset.tasks))
+    tasks = judged_tasks(preset, rows)
     if len(tasks) < 2:
         return []
-    kept = [row for row in current if row.task in {task.task for task in tasks}]
-    return [lost for task in tasks if (lost := _regret(preset, kept, task)) is not None]
+    return [lost for task in tasks if (lost := _regret(preset, rows, task)) is not None]
 
 
 def _regret(preset: Preset, rows: Sequence[Result], task: TaskStandings) -> Regret | None:
