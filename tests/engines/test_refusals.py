@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -311,3 +312,43 @@ def test_memory_that_runs_out_while_data_are_loaded_is_said():
 
     said = refusal(lambda: train(net(), ff.Federation.from_function(3, load), ff.fedavg(), **WORK))
     assert said.startswith("clients[0]: memory ran out while its data were loaded")
+
+
+@pytest.mark.parametrize("client", [-1, 6, "x", None, 1.5, True])
+def test_a_client_that_there_is_not_has_neither_data_nor_a_model(client, tmp_path):
+    own = federation()
+    task, training = ff.Task(net(), own, name="net", version="1"), ff.Training(rounds=1, local_steps=1)
+    run = ff.train(task, ff.fedavg(), training, folder=tmp_path / "run")
+    loaded = ff.Federation.from_function(6, lambda number: data()[number])
+    stored = ff.load_run(tmp_path / "run", task)
+    for ask in (run.client_model, stored.client_model, own.client, own.client_test, loaded.client):
+        assert refusal(lambda ask=ask: ask(client)) == f"client = {client!r}: give a number, 0 … 5"
+    assert len(own.client(np.int64(5))) == 10 and stored.client_model(np.int64(5)) is not None
+
+
+def test_populations_beyond_measure():
+    def everybody(clients, **options):
+        own = ff.Federation.from_function(clients, lambda number: data()[0])
+        training = ff.Training(rounds=1, local_steps=1, batch_size=4, **options)
+        return ff.train(ff.Task(net(), own), ff.fedavg(), training, evaluate_on_clients=True)
+
+    assert refusal(lambda: everybody(10**30)).startswith("clients = 1000000000000000000000000000000: must be")
+    assert refusal(lambda: everybody(10**12)).startswith("participants = 1000000000000: a round has at most")
+    with pytest.warns(ff.FlatfedWarning, match="the final model is not evaluated on 1000000000000 clients"):
+        run = everybody(10**12, participants=2)
+    assert run.per_client == [] and len(run.history) == 1
+
+
+def test_a_model_is_not_written_over_a_pipe(tmp_path):
+    run = train(net(), federation(), ff.fedavg(), **WORK)
+    os.mkfifo(tmp_path / "pipe")
+    said = refusal(lambda: run.save(tmp_path / "pipe"))
+    assert said == f"{tmp_path / 'pipe'}: a device or pipe, which would be replaced; choose another name"
+    assert (tmp_path / "pipe").is_fifo()
+    for path in ("", "a\0b"):
+        assert refusal(lambda path=path: run.save(path)) == f"path = {path!r}: no path; choose another name"
+
+
+def test_vectors_and_models_are_torchs():
+    assert refusal(lambda: ff.vector_to_model([1.0], net())) == "vector = [1.0]: give a torch Tensor"
+    assert refusal(lambda: ff.vector_to_model(torch.zeros(3), 5)) == "module = 5: give a torch Module"
