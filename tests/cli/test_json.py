@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from command import flatfed
 from small_runs import CONFIG
 from typer.testing import CliRunner
 
@@ -79,3 +80,34 @@ def test_what_there_is():
 def test_a_split(folder):
     split = results("split", "--clients", 10, "--json")
     assert len(split["samples_by_client_and_class"]) == 10 and split["summary"]
+
+
+TALKATIVE = """
+import os, sys, torch
+import flatfed as ff
+
+print("imported")
+settings = {"training": {"rounds": 1, "local_steps": 1, "path": "client"}, "execution": {"workers": 2}}
+
+
+class Model(torch.nn.Linear):
+    def forward(self, inputs):
+        print("forward")
+        return super().forward(inputs)
+
+
+def make():
+    print("made")
+    os.write(1, b"written to the descriptor")
+    clients = [(torch.randn(4, 3), torch.arange(4) % 2)] * 2
+    return ff.Task(Model(3, 2), ff.Federation.from_tensors(clients))
+"""
+
+
+def test_what_a_task_prints_itself_is_not_among_the_results(tmp_path):
+    (tmp_path / "talkative.py").write_text(TALKATIVE)
+    done = flatfed("run", "talkative.py:make", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["rounds"] == 1
+    for text in ("imported", "made", "forward", "written to the descriptor"):
+        assert text in done.stderr

@@ -427,3 +427,18 @@ def test_a_file_that_changes_the_current_folder_does_not_move_the_run(written, f
     flatfed("run", "my_task.py:make", *SHORT, "--folder", "run")
     assert (folder / "run" / "model.safetensors").exists()
     assert list((folder / "elsewhere").iterdir()) == []
+
+
+def test_a_file_that_changes_the_current_folder_changes_no_path_of_any_command(written, folder):
+    (folder / "elsewhere").mkdir()
+    edited(
+        written,
+        ("    draw = ", "    os.chdir('elsewhere')\n    draw = "),
+        ("import torch", "import os\n\nimport torch"),
+    )
+    written.write_text(written.read_text() + "\nos.chdir('/')\n")
+    facts = json.loads(flatfed("run", "my_task.py:make", *SHORT, "--json"))
+    assert (folder / facts["folder"] / "model.safetensors").is_file()
+    flatfed("compare", "fedavg", "--config", "my_task.py:make", *SHORT, "--seeds", 1, "--runs", "compared")
+    assert (folder / "compared" / "report.html").is_file()
+    assert list((folder / "elsewhere").iterdir()) == [] and Path.cwd() == folder

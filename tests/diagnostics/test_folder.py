@@ -363,6 +363,10 @@ def test_summaries_say_when_nothing_is_finite():
         (["hesian"], "hesian: no such diagnostic; did you mean 'hessian'?"),
         (["drift", "--set", "client=3"], "client: drift has no such option; did you mean 'clients'?"),
         (["drift", "--set", "clients=0"], "clients = 0: input should be greater than or equal to 1"),
+        (
+            ["surface", "--set", "points=1000000"],
+            "points = 1000000: input should be less than or equal to 1001",
+        ),
         (["drift", "--set", "clients=true"], "clients = True: input should be a valid integer"),
         (["surface", "--set", "extent=-1"], "extent = -1: input should be greater than 0"),
         (["surface", "--set", "dimensions=3"], "dimensions = 3: input should be 1 or 2"),

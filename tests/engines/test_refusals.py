@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -226,3 +227,128 @@ def test_hardly_anybody_coming_takes_no_longer():
 def test_a_test_set_of_another_shape_is_refused_at_once():
     message = refusal(lambda: ff.Federation.from_tensors(data(), test=(torch.ones(3, 7), torch.ones(3))))
     assert "test: its inputs are shaped [7]" in message
+
+
+@pytest.mark.parametrize(
+    ("returned", "complaint"),
+    [
+        (torch.zeros(3), "returns tensor([0., 0., 0.]); return nothing, or a dictionary"),
+        ({"n": "many"}, "returns {'n': 'many'}; return nothing, or a dictionary of names and numbers"),
+        ({"n": torch.ones(2)}, "return nothing, or a dictionary of names and numbers"),
+        ({7: 1.0}, "returns {7: 1.0}; return nothing"),
+        ({"a\nb": 1.0}, "return nothing, or a dictionary of names and numbers"),
+        (True, "returns True; return nothing"),
+    ],
+)
+def test_what_callbacks_return_is_numbers_by_name_or_nothing(returned, complaint):
+    said = refusal(lambda: train(net(), federation(), ff.fedavg(), callbacks=[lambda now: returned], **WORK))
+    assert said.startswith("callbacks: ") and complaint in said
+
+
+@pytest.mark.parametrize("which", ["server", "before"])
+@pytest.mark.parametrize("change", ["edit", "replace"])
+def test_callbacks_only_look_at_vectors(which, change, tmp_path):
+    def meddle(now):
+        vectors = getattr(now, which)
+        if change == "edit":
+            vectors["model"].zero_()
+        else:
+            vectors["model"] = torch.zeros_like(vectors["model"])
+
+    said = refusal(lambda: train(net(), federation(), ff.fedavg(), callbacks=[meddle], **WORK))
+    assert "meddle changes the server's vectors or buffers; let it change clones" in said
+
+
+def test_callbacks_only_look_at_the_history():
+    def rewrite(now):
+        now.record["train_loss"] = 0.0
+
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        train(net(), federation(), ff.fedavg(), callbacks=[rewrite], **WORK)
+
+
+@pytest.mark.parametrize("callbacks", [[5], [None], "ab"])
+def test_callbacks_are_functions(callbacks):
+    task = ff.Task(net(), federation())
+    said = refusal(lambda: ff.train(task, ff.fedavg(), ff.Training(rounds=1), callbacks=callbacks))
+    assert said.startswith("callbacks[0] = ") and "give a function" in said
+
+
+@pytest.mark.parametrize("folder", [5, b"run"])
+def test_a_folder_is_a_path(folder):
+    task = ff.Task(net(), federation())
+    said = refusal(lambda: ff.train(task, ff.fedavg(), ff.Training(rounds=1), folder=folder))
+    assert said == f"folder = {folder!r}: give a path"
+    assert refusal(lambda: ff.load_run(folder, task)) == f"folder = {folder!r}: give a path"
+
+
+def test_functions_that_leave_the_program_are_errors_like_any_other():
+    def leave(*_):
+        raise SystemExit(0)
+
+    def leave_later(outputs, targets):
+        leave_later.calls += 1
+        return leave() if leave_later.calls > 12 else F.cross_entropy(outputs, targets)
+
+    leave_later.calls = 0
+    training = ff.Training(rounds=9, local_steps=2, batch_size=4, path="client")
+    for options in ({"loss": leave}, {"loss": leave_later}, {"metrics": {"m": leave}}):
+        task = ff.Task(net(), federation(), **options)
+        said = refusal(lambda task=task: ff.train(task, ff.fedavg(), training))
+        assert "be trained on" in said or said == "m: it cannot be evaluated on 10 samples (0)"
+
+
+def test_complex_targets_are_refused_by_the_loss_and_too_many_fine_tuning_steps_at_once():
+    clients = [(inputs, targets + 1j) for inputs, targets in data()]
+    said = refusal(lambda: train(net(), ff.Federation.from_tensors(clients), ff.fedavg(), **WORK))
+    assert "it cannot be trained on a batch of client 0" in said
+    said = refusal(lambda: train(net(), federation(), ff.fedavg(), **WORK, fine_tuning_steps=10**9))
+    assert said.startswith("fine_tuning_steps = 1000000000: every client takes them at the end; use at most")
+
+
+def test_memory_that_runs_out_while_data_are_loaded_is_said():
+    def load(client):
+        raise MemoryError
+
+    said = refusal(lambda: train(net(), ff.Federation.from_function(3, load), ff.fedavg(), **WORK))
+    assert said.startswith("clients[0]: memory ran out while its data were loaded")
+
+
+@pytest.mark.parametrize("client", [-1, 6, "x", None, 1.5, True])
+def test_a_client_that_there_is_not_has_neither_data_nor_a_model(client, tmp_path):
+    own = federation()
+    task, training = ff.Task(net(), own, name="net", version="1"), ff.Training(rounds=1, local_steps=1)
+    run = ff.train(task, ff.fedavg(), training, folder=tmp_path / "run")
+    loaded = ff.Federation.from_function(6, lambda number: data()[number])
+    stored = ff.load_run(tmp_path / "run", task)
+    for ask in (run.client_model, stored.client_model, own.client, own.client_test, loaded.client):
+        assert refusal(lambda ask=ask: ask(client)) == f"client = {client!r}: give a number, 0 … 5"
+    assert len(own.client(np.int64(5))) == 10 and stored.client_model(np.int64(5)) is not None
+
+
+def test_populations_beyond_measure():
+    def everybody(clients, **options):
+        own = ff.Federation.from_function(clients, lambda number: data()[0])
+        training = ff.Training(rounds=1, local_steps=1, batch_size=4, **options)
+        return ff.train(ff.Task(net(), own), ff.fedavg(), training, evaluate_on_clients=True)
+
+    assert refusal(lambda: everybody(10**30)).startswith("clients = 1000000000000000000000000000000: must be")
+    assert refusal(lambda: everybody(10**12)).startswith("participants = 1000000000000: a round has at most")
+    with pytest.warns(ff.FlatfedWarning, match="the final model is not evaluated on 1000000000000 clients"):
+        run = everybody(10**12, participants=2)
+    assert run.per_client == [] and len(run.history) == 1
+
+
+def test_a_model_is_not_written_over_a_pipe(tmp_path):
+    run = train(net(), federation(), ff.fedavg(), **WORK)
+    os.mkfifo(tmp_path / "pipe")
+    said = refusal(lambda: run.save(tmp_path / "pipe"))
+    assert said == f"{tmp_path / 'pipe'}: a device or pipe, which would be replaced; choose another name"
+    assert (tmp_path / "pipe").is_fifo()
+    for path in ("", "a\0b"):
+        assert refusal(lambda path=path: run.save(path)) == f"path = {path!r}: no path; choose another name"
+
+
+def test_vectors_and_models_are_torchs():
+    assert refusal(lambda: ff.vector_to_model([1.0], net())) == "vector = [1.0]: give a torch Tensor"
+    assert refusal(lambda: ff.vector_to_model(torch.zeros(3), 5)) == "module = 5: give a torch Module"

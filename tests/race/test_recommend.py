@@ -313,6 +313,19 @@ def test_on_a_task_of_ones_own(small, tmp_path):
     assert again.exit_code == 0 and "is complete: 9 rounds" in again.stdout, again.output
 
 
+def test_a_folder_that_was_damaged_in_tuning_is_named_and_ends_with_2(small, tmp_path):
+    config = tmp_path / "config.toml"
+    config.write_text(CONFIG)
+    command = ["recommend", str(config), "--seeds", "2", "--runs", str(tmp_path / "runs")]
+    assert CliRunner().invoke(cli.app, command).exit_code == 0
+    (history, *_) = sorted((tmp_path / "runs").glob("*/fedavg-seed100-*/history.jsonl"))
+    history.write_text(history.read_text().replace('"validation_accuracy": 0.', '"validation_accuracy": 1.'))
+    done = CliRunner().invoke(cli.app, command)
+    assert done.exit_code == 2 and "Recommended: " in done.stdout
+    assert f"left out: {history}: damaged or edited" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: 1 run folder is damaged and left out")
+
+
 def test_a_file_of_ones_own_is_not_replaced(small, tmp_path):
     (tmp_path / "recommended.toml").write_text("mine")
     with pytest.raises(FlatfedError, match="not flatfed's"):

@@ -11,7 +11,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from flatfed.cli.halving import duration
-from flatfed.cli.terminal import RUNS, Assignments, Root, command, console, say, tell
+from flatfed.cli.terminal import RUNS, Assignments, Root, check_damage, command, console, say, tell
 from flatfed.core.errors import printable
 from flatfed.training.progress import Watcher, round_progress
 
@@ -101,6 +101,9 @@ def _show(outcome: Recommendation) -> None:
         tell(line)
     tell(f"Config: flatfed run {shlex.quote(str(outcome.folder / CONFIG))}")
     tell(f"Report: {outcome.folder / REPORT}")
+    for note in outcome.damaged:
+        say("left out", note)
+    check_damage(len(outcome.damaged))
 
 
 def _as_text(table: Table) -> RichTable:

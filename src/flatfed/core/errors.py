@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from operator import index
 from typing import Any
 
 from pydantic import ValidationError
@@ -44,6 +45,17 @@ def check_choice(option: str, value: object, known: Iterable[str]) -> None:
     known = list(known)
     if value not in known:
         raise FlatfedError(f"{option} = {shown(value)}: unknown; {did_you_mean(str(value)[:60], known)}")
+
+
+def checked_client(client: object, clients: int) -> int:
+    """The number of a client that there is."""
+    try:
+        number = -1 if isinstance(client, bool) else index(client)  # type: ignore[arg-type]
+    except TypeError:
+        number = -1
+    if not 0 <= number < clients:
+        raise FlatfedError(f"client = {shown(client)}: give a number, 0 … {clients - 1}")
+    return number
 
 
 def one_line(error: ValidationError, known: Iterable[str] = (), prefix: str = "") -> str:

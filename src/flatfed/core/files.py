@@ -15,9 +15,12 @@ LARGEST = 2**28
 def as_path(option: str, value: object) -> Path:
     """A path that a user gives."""
     try:
-        return Path(value)  # type: ignore[arg-type]
+        path = Path(value)  # type: ignore[arg-type]
     except TypeError:
         raise FlatfedError(f"{option} = {shown(value)}: give a path") from None
+    if "\0" in str(path) or value == "":
+        raise FlatfedError(f"{option} = {shown(value)}: no path; choose another name")
+    return path
 
 
 def read_bytes(path: Path, largest: int = LARGEST) -> bytes:

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatfed.core.errors import FlatfedError
+from flatfed.core.errors import FlatfedError, shown
 
 Loss = Callable[[Any, Any], Tensor]
 """Of a model's outputs and the targets, each as it is: a tensor, or a container of tensors."""
@@ -140,6 +140,9 @@ def model_to_vector(module: nn.Module) -> Tensor:
 
 def vector_to_model(vector: Tensor, module: nn.Module) -> None:
     """Copies a flat vector [P], such as `Progress.server["model"]`, into a module's trainable parameters."""
+    for name, value, kind in (("vector", vector, Tensor), ("module", module, nn.Module)):
+        if not isinstance(value, kind):
+            raise FlatfedError(f"{name} = {shown(value)}: give a torch {kind.__name__}")
     layout = Layout(module)
     if vector.shape != (layout.size,):
         raise FlatfedError(

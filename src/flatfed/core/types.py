@@ -43,6 +43,8 @@ SomeShare = Annotated[Real, Field(gt=0, lt=1)]
 """Neither nothing nor everything."""
 Whole = Annotated[int, BeforeValidator(plain), Field(strict=True, lt=2**63)]
 Count = Annotated[Whole, Field(ge=1)]
+Points = Annotated[Count, Field(le=1001)]
+"""In each direction of a picture: more take days and show no more."""
 Seed = Annotated[Whole, Field(ge=0)]
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from flatfed.core.errors import FlatfedError, name_of, shown, user_errors
+from flatfed.core.errors import FlatfedError, checked_client, name_of, shown, user_errors
 from flatfed.core.tree import Tree, cloned, first_leaf, moved
 from flatfed.core.types import plain
 from flatfed.data.collected import CollectedSamples
@@ -62,6 +62,10 @@ class Federation(ABC):
     def client_test(self, number: int) -> ClientData | None:
         """Test data that look like this client's own, where there are any."""
         return None
+
+    def checked(self, client: int) -> int:
+        """The number of a client that there is."""
+        return checked_client(client, len(self))
 
     def tensors(self) -> list[Tree] | None:
         """All clients' data, to tell one federation from another; None if that would mean loading them."""
@@ -313,9 +317,10 @@ class PooledFederation(Federation):
         return len(self.pool)
 
     def client(self, number: int) -> ClientData:
-        return self.pool.client(number)
+        return self.pool.client(self.checked(number))
 
     def client_test(self, number: int) -> ClientData | None:
+        self.checked(number)
         return None if self.client_tests is None else self.client_tests.client(number)
 
     @property
@@ -365,8 +370,10 @@ class LoadedFederation(Federation):
         test: Samples | None,
         load_test: Callable[[int], Samples] | None = None,
     ) -> None:
-        if not isinstance(clients, int) or isinstance(clients, bool) or clients < 1:
-            raise FlatfedError(f"clients = {clients!r}: must be a whole number, at least 1")
+        if not isinstance(clients, int) or isinstance(clients, bool) or not 1 <= clients < 2**63:
+            raise FlatfedError(
+                f"clients = {shown(clients)}: must be a whole number, at least 1 and below 2**63"
+            )
         self.test = None if test is None else checked_samples("test", test)
         self._clients, self._load, self._load_test = clients, load, load_test
         self._device = torch.device("cpu")
@@ -375,9 +382,10 @@ class LoadedFederation(Federation):
         return self._clients
 
     def client(self, number: int) -> ClientData:
-        return self._loaded("clients", self._load, number)
+        return self._loaded("clients", self._load, self.checked(number))
 
     def client_test(self, number: int) -> ClientData | None:
+        self.checked(number)
         return self._load_test and self._loaded("client_tests", self._load_test, number)
 
     def _loaded(self, name: str, load: Callable[[int], Samples], number: int) -> ClientData:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flatfed.core.errors import FlatfedError
 from flatfed.core.state import State
-from flatfed.core.types import Count, Positive
+from flatfed.core.types import Count, Points, Positive
 from flatfed.diagnostics import figures
 from flatfed.diagnostics.registry import OtherRun, diagnostic
 from flatfed.diagnostics.subject import Subject, Tick, silent, ticked
@@ -76,7 +76,7 @@ def line(
     subject: Subject,
     *,
     other: OtherRun = "",
-    points: Count = 21,
+    points: Points = 21,
     beyond: Positive = 0.25,
     samples: Count | None = 2000,
     tick: Tick = silent,

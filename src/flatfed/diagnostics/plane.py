@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from flatfed.core.errors import FlatfedError
-from flatfed.core.types import Count
+from flatfed.core.types import Count, Points
 from flatfed.diagnostics import figures
 from flatfed.diagnostics.registry import diagnostic
 from flatfed.diagnostics.subject import Subject, Tick, part_of, silent
@@ -54,7 +54,7 @@ def plane(
     subject: Subject,
     *,
     clients: Count | None = 10,
-    points: Count = 21,
+    points: Points = 21,
     samples: Count | None = 1000,
     tick: Tick = silent,
 ) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flatfed.core import random
 from flatfed.core.flat import Layout
-from flatfed.core.types import Count, Positive, Seed
+from flatfed.core.types import Count, Points, Positive, Seed
 from flatfed.data.samples import Samples
 from flatfed.diagnostics import figures
 from flatfed.diagnostics.registry import diagnostic
@@ -124,7 +124,7 @@ def _cut(method: figures.MethodResults, kind: str) -> figures.Trace:
 def surface(
     subject: Subject,
     *,
-    points: Count = 21,
+    points: Points = 21,
     extent: Positive = 1.0,
     dimensions: Literal[1, 2] = 2,
     samples: Count | None = 1000,

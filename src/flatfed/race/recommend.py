@@ -51,7 +51,7 @@ def recommend(
     recommender = Recommender(setting, seeds, gradients, seconds, bytes_per_round)
     check_outputs(recommender)
     outcome = recommender.run(_unwatched)
-    for note in write_outcome(outcome):
+    for note in (*write_outcome(outcome), *(f"left out: {note}" for note in outcome.damaged)):
         warnings.warn(note, FlatfedWarning, stacklevel=2)
     return outcome
 

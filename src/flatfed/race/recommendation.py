@@ -139,6 +139,12 @@ class Recommendation:
         return [label for label, gap in gaps if gap is not None and gap.low <= 0 <= gap.high]
 
     @property
+    def damaged(self) -> list[str]:
+        """Why configurations were left out in tuning, whose folders are damaged."""
+        tried = (candidate for one in self.tuned for candidate in one.candidates)
+        return [candidate.note for candidate in tried if candidate.state == "left out"]
+
+    @property
     def config(self) -> dict[str, Any]:
         """The best method's, as its first run's folder records it."""
         return dict(self.best.runs[0].config)

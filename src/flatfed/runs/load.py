@@ -63,4 +63,5 @@ def load_run(folder: str | Path, task: Task | None = None) -> Run:
         ),
         per_client=per_client,
         chosen=chosen_best(task.model, plan, checkpoint.best, history),
+        population=plan.population.clients,
     )

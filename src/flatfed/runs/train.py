@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatfed.core.algorithm import Algorithm
-from flatfed.core.errors import DivergedError, FlatfedError, FlatfedWarning, shown
+from flatfed.core.errors import DivergedError, FlatfedError, FlatfedWarning, checked_client, shown
 from flatfed.core.files import as_path
 from flatfed.core.flat import Loss, load_buffers, load_vector
 from flatfed.core.settings import Training
@@ -49,6 +49,10 @@ from flatfed.training.task import Task
 if TYPE_CHECKING:
     import pandas
     from plotly.graph_objects import Figure
+
+
+MOST_EVALUATED = 10**6
+"""Clients whose own data the final model is evaluated on."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,8 @@ class Run:
     """Samples, loss and metrics of the final model on each client's data, if it was evaluated there; with a
     "test_" in front, on the client's own test data."""
     chosen: Best | None = field(default=None, repr=False)
+    population: int = field(default=0, repr=False)
+    """How many clients there are."""
 
     @property
     def best(self) -> Best:
@@ -127,6 +133,7 @@ class Run:
 
     def client_model(self, client: int) -> nn.Module:
         """The model that a client has: the global one with what the client keeps to itself."""
+        client = checked_client(client, self.population)
         model, division = copy.deepcopy(self.model), divided(self.model, self.training.sharing)
         state = self.clients.read(client, self.server["model"])
         if division.personal and not {PRIVATE_MODEL, PRIVATE_BUFFERS} & state.keys():
@@ -199,6 +206,14 @@ def train(
 
     def on_clients(snapshot: Snapshot) -> list[dict[str, float]]:
         if not evaluate_on_clients:
+            return []
+        if len(task.federation) > MOST_EVALUATED:
+            warnings.warn(
+                f"clients: the final model is not evaluated on {len(task.federation)} clients, more than "
+                f"{MOST_EVALUATED}",
+                FlatfedWarning,
+                stacklevel=4,
+            )
             return []
         federation, plan = task.federation, engine.plan
         own = OwnModels(
@@ -359,6 +374,7 @@ def run_engine(
         path_reason=plan.path_reason,
         per_client=per_client,
         chosen=best,
+        population=plan.population.clients,
     )
 
 

@@ -20,6 +20,9 @@ from flatfed.engines.trial import drawn_streams, other_streams
 from flatfed.training.best import check_validation
 from flatfed.training.task import Task, is_cross_entropy
 
+MOST_PARTICIPANTS = 10**7
+"""Of one round, whose numbers are kept in a list."""
+
 
 def check_before_training(task: object, algorithm: object, training: object, callbacks: object) -> None:
     for name, value, kind, fix in (
@@ -34,7 +37,11 @@ def check_before_training(task: object, algorithm: object, training: object, cal
     for number, callback in enumerate(callbacks):
         if not callable(callback):
             raise FlatfedError(f"callbacks[{number}] = {shown(callback)}: give a function of the progress")
-    training.cohort_size(len(task.federation))
+    if (participants := training.cohort_size(len(task.federation))) > MOST_PARTICIPANTS:
+        raise FlatfedError(
+            f"participants = {participants}: a round has at most {MOST_PARTICIPANTS}, who are all "
+            "listed; give participants or participation"
+        )
     if training.weighting == "samples" and task.federation.total_samples is None:
         raise FlatfedError(
             "weighting = 'samples': the federation does not know its clients' sizes; use uniform"
