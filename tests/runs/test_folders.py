@@ -444,7 +444,7 @@ DAMAGES = [damage_history, remove_history, damage_manifest, damage_model, damage
 def test_a_comparison_names_a_damaged_run_and_goes_on_with_the_rest(damage, tmp_path, config):
     runs = tmp_path / "runs"
     assert flatfed(*COMPARISON, config, "--runs", runs)[0] == 0
-    bad = sorted(path for path in runs.iterdir() if path.name.startswith("fedsam"))[0]
+    bad = sorted(path for path in runs.iterdir() if "-fedsam-" in path.name)[0]
     damage(bad)
     before = listing(bad)
     code, output, error = flatfed(*COMPARISON, config, "--runs", runs)
