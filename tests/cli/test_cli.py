@@ -147,7 +147,7 @@ def test_compare_with_compressed_uploads(tmp_path):
     quantized = parameters + 4 * math.ceil(parameters / 512) + 4
     kept = math.ceil(parameters / 10)
     top = math.ceil(parameters / 8) + 4 * kept + 4
-    folders = {path.name.partition("-")[0]: path for path in tmp_path.iterdir()}
+    folders = {path.name.split("-")[2]: path for path in tmp_path.iterdir() if path.is_dir()}
     assert bytes_up(folders["fedavg"]) == {10 * quantized}
     assert bytes_up(folders["scaffold"]) == {10 * (top + 4 * parameters)}
 

@@ -73,6 +73,8 @@ def test_what_there_is():
     assert "options" in results("diagnose", "--json")["hessian"]
     assert any(name.startswith("fedsagd/") for name in results("reproduce", "--json"))
     assert "fedavg" in results("list", "--json")
+    planned = results("race", "--plan", "--json")
+    assert all(set(one["missing"]) <= set(one["methods"]) and one["title"] for one in planned.values())
     (explained, *_) = results("reproduce", "fedsagd/table2", "--explain", "--json")
     assert explained["rows"] and explained["title"]
 

@@ -70,7 +70,7 @@ def test_it_is_compared_tuned_diagnosed_and_reported(written):
         "tune", "my_task.py:make", "--choose-by", "test", "--grid", "training.lr=0.01,0.3", *SHORT
     )
     assert "flatfed run my_task.py:make --set training.rounds=3 --set training.lr=0.3" in tuned
-    (run,) = Path("runs").glob("fedsam-seed0-*")
+    (run,) = Path("runs").glob("my_task-fedsam-seed0-*")
     assert "accuracy" in flatfed("diagnose", run, "clients")
     diagnosed = json.loads(flatfed("diagnose", "my_task.py:make", "clients", "--json"))
     assert len(diagnosed) == 6 and {"clients"} == set().union(*diagnosed.values())
@@ -105,7 +105,7 @@ def test_runs_with_some_settings_are_diagnosed_and_reported(written):
     assert "task.widht: unknown; did you mean 'width'?" in (
         refusal("report", "my_task.py:make", "--set", "task.widht=6")
     )
-    (run, *_) = map(str, Path("runs").glob("fedavg-*"))
+    (run, *_) = map(str, Path("runs").glob("my_task-fedavg-*"))
     assert "is one run; give settings with" in refusal("diagnose", run, "--set", "task.width=5")
     assert "only with config files or my_task.py:make" in refusal("report", run, "--set", "training.lr=1")
 
@@ -260,7 +260,7 @@ def test_inputs_may_be_dictionaries_all_the_way_to_the_report(folder):
     )
     assert "With 50 test samples" in compared
     assert "Samples by class and client" in Path("runs/report.html").read_text()
-    (run,) = Path("runs").glob("fedavg-*")
+    (run,) = Path("runs").glob("my_task-fedavg-*")
     assert "accuracy" in flatfed("diagnose", run, "clients", "sharpness")
 
 

@@ -736,9 +736,10 @@ def test_the_cells_of_a_table_can_be_swept(folder):
     done = CliRunner().invoke(cli.app, arguments)
     assert done.exit_code == 0, done.output
     folders = [path for path in (folder / "swept").iterdir() if path.is_dir()]
-    assert sorted(path.name.rpartition("-")[0] for path in folders) == [
-        *["fedavg-seed7"] * 2,
-        *["fedsagd-seed7"] * 2,
+    assert {path.name.split("-")[0] for path in folders} == {"emnist_l"}
+    assert sorted(path.name.split("-")[2:4] for path in folders) == [
+        *[["fedavg", "seed7"]] * 2,
+        *[["fedsagd", "seed7"]] * 2,
     ]
     best = [line for line in done.stdout.splitlines() if line.startswith("flatfed reproduce fedsagd/table2")]
     assert len(best) == 2
@@ -747,7 +748,7 @@ def test_the_cells_of_a_table_can_be_swept(folder):
         trials = [
             (config["training"]["lr"], max(json.loads(line)["test_accuracy"] for line in history))
             for path in folders
-            if path.name.startswith(f"{method.lower()}-")
+            if f"-{method.lower()}-" in path.name
             for config in [json.loads((path / "config.json").read_text())]
             for history in [(path / "history.jsonl").read_text().splitlines()[-1:]]
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 import tomllib
 from dataclasses import replace
@@ -280,6 +281,11 @@ def test_the_command_leaves_a_config_that_runs(small, tmp_path):
     (folder,) = runs.iterdir()
     written = folder / "recommended.toml"
     assert tomllib.loads(written.read_text())["data"]["validation"] == 0.1
+    told = CliRunner().invoke(cli.app, [*command, "--json"])
+    assert told.exit_code == 0, told.output
+    facts = json.loads(told.stdout)
+    assert facts["recommended"] == facts["ranking"][0]["method"] and facts["folder"] == str(folder)
+    assert facts["costs"][0]["gradients"] > 0 and facts["config"]["training"]["rounds"] == 9
     # It is the winner's first final run, which is there already.
     again = CliRunner().invoke(cli.app, ["run", str(written), "--runs", str(folder)])
     assert again.exit_code == 0 and "is complete: 9 rounds" in again.stdout, again.output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ from safetensors.torch import load_file, save_file
 from small_runs import CONFIG, assert_same, contents, interrupt, manifest, refusal, train
 from typer.testing import CliRunner
 
+import flatfed as ff
 from flatfed.cli import app
 from flatfed.engines.threads import single_threaded
 from flatfed.runs import environment
-from flatfed.runs.compare import run_folder
+from flatfed.runs.compare import named_folder, run_folder
 from flatfed.training.config import Config
 
 
@@ -101,6 +103,31 @@ def test_no_name_for_a_folder_does_not_mean_the_current_one(tmp_path, config, mo
     assert flatfed("run", config, "--folder", "")[0] == 2
     assert "folder = ''" in refusal(lambda: train("", 2))
     assert listing(tmp_path) == before
+
+
+def test_names_say_data_set_split_and_method(tmp_path):
+    base = {"training": {"rounds": 1, "seed": 3}}
+    named = run_folder(Config.checked({**base, "algorithm": "fedsam", "partition": "iid"}), tmp_path)
+    assert re.fullmatch(r"digits-iid-fedsam-seed3-[0-9a-f]{10}", named.name)
+    (tmp_path / "my task.py").write_text("def make(): ...\ndef other(): ...\n")
+    for make, words in (("make", "my_task"), ("other", "my_task-other")):
+        task = f"{tmp_path / 'my task.py'}:{make}"
+        named = run_folder(Config.checked({**base, "task": task}), tmp_path)
+        assert re.fullmatch(rf"{words}-fedavg-seed3-[0-9a-f]{{10}}", named.name)
+    named = named_folder(tmp_path, ["../a b"], ff.fedavg(), 0, "0" * 64)
+    assert named.parent == tmp_path and named.name == "_a_b-fedavg-seed0-0000000000"
+
+
+def test_runs_of_folders_that_were_named_by_the_method_alone_go_on_there(tmp_path, config):
+    checked, runs = Config.read(config, []), tmp_path / "runs"
+    straight = run_folder(checked, runs)
+    assert flatfed("run", config, "--runs", runs)[0] == 0
+    method = f"{checked.make_algorithm().name}-"
+    before = runs / (method + straight.name.partition(method)[2])
+    straight.rename(before)
+    assert run_folder(checked, runs) == before
+    code, output, _ = flatfed("run", config, "--runs", runs)
+    assert code == 0 and "is complete" in output and not straight.exists()
 
 
 @pytest.mark.parametrize("command", ["compare", "tune"])
@@ -417,7 +444,7 @@ DAMAGES = [damage_history, remove_history, damage_manifest, damage_model, damage
 def test_a_comparison_names_a_damaged_run_and_goes_on_with_the_rest(damage, tmp_path, config):
     runs = tmp_path / "runs"
     assert flatfed(*COMPARISON, config, "--runs", runs)[0] == 0
-    bad = sorted(path for path in runs.iterdir() if path.name.startswith("fedsam"))[0]
+    bad = sorted(path for path in runs.iterdir() if "-fedsam-" in path.name)[0]
     damage(bad)
     before = listing(bad)
     code, output, error = flatfed(*COMPARISON, config, "--runs", runs)

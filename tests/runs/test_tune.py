@@ -207,7 +207,7 @@ def test_killed_tuning_continues(tmp_path):
     process = Command(*command)
 
     def histories():
-        return list((tmp_path / "runs").glob("fedavg-*/history.jsonl"))
+        return list((tmp_path / "runs").glob("*-fedavg-*/history.jsonl"))
 
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not any(path.read_text().count("\n") > 20 for path in histories()):

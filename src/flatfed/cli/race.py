@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from flatfed.cli.halving import duration
-from flatfed.cli.terminal import RUNS, Root, command, console, say, tell
+from flatfed.cli.terminal import RUNS, AsJson, Root, command, console, print_json, say, tell
 from flatfed.core.errors import FlatfedError
 from flatfed.training.progress import Watcher, round_progress
 
@@ -45,6 +45,7 @@ def race(
     ] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Run nothing; print what is missing.")] = False,
     runs: Root = RUNS / "race",
+    as_json: AsJson = False,
 ) -> None:
     """Race all algorithms on tasks of real data, each tuned with the same budget; add to the results.
 
@@ -61,7 +62,7 @@ def race(
             _screen(one)
         return
     missing = [(one, [entry for entry in entries if one.is_missing(entry)]) for one, entries in races]
-    _print_plan(races, missing)
+    _print_plan(races, missing, as_json)
     if plan:
         return
     failed = sum(_run_task(one, entries) for one, entries in missing if entries)
@@ -74,10 +75,20 @@ def race(
         raise FlatfedError(f"{failed} methods could not be run (see above); the same command tries again")
 
 
-def _print_plan(races: Missing, missing: Missing) -> None:
+def _print_plan(races: Missing, missing: Missing, as_json: bool) -> None:
     table = Table("task", "methods", "missing", "what it is")
     for (one, entries), (_, rest) in zip(races, missing, strict=True):
         table.add_row(one.task.name, str(len(entries)), str(len(rest)), one.task.title)
+    if as_json:
+        facts = {
+            one.task.name: {
+                "title": one.task.title,
+                "methods": [entry.label for entry in entries],
+                "missing": [entry.label for entry in rest],
+            }
+            for (one, entries), (_, rest) in zip(races, missing, strict=True)
+        }
+        print_json(facts)
     console.print(table)
 
 

@@ -11,7 +11,19 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from flatfed.cli.halving import duration
-from flatfed.cli.terminal import RUNS, Assignments, Root, check_damage, command, console, say, tell
+from flatfed.cli.terminal import (
+    RUNS,
+    AsJson,
+    Assignments,
+    Root,
+    check_damage,
+    command,
+    console,
+    print_json,
+    say,
+    table_facts,
+    tell,
+)
 from flatfed.core.errors import printable
 from flatfed.training.progress import Watcher, round_progress
 
@@ -36,6 +48,7 @@ def recommend(
     seeds: Annotated[int, typer.Option(min=1, help="Seeds of the final runs.")] = 3,
     assignments: Assignments = None,
     runs: Root = RUNS / "recommend",
+    as_json: AsJson = False,
 ) -> None:
     """Race a few algorithms on a task of your own, and say which one to use with which settings."""
     from flatfed.race.effort import seconds_of
@@ -52,7 +65,7 @@ def recommend(
     recommender = Recommender(setting, seeds, gradients, seconds, bytes_per_round)
     check_outputs(recommender)
     _describe(recommender)
-    _show(_run(recommender))
+    _show(_run(recommender), as_json)
 
 
 def _describe(recommender: Recommender) -> None:
@@ -90,12 +103,23 @@ def _run(recommender: Recommender) -> Recommendation:
     return outcome
 
 
-def _show(outcome: Recommendation) -> None:
+def _show(outcome: Recommendation, as_json: bool) -> None:
     from flatfed.race.recommend import CONFIG, REPORT, costs_table, plain_words, ranking_table, write_outcome
 
     for note in write_outcome(outcome):
         say("note", note)
-    for table in (ranking_table(outcome), costs_table(outcome)):
+    tables = ranking_table(outcome), costs_table(outcome)
+    if as_json:
+        print_json(
+            {
+                "recommended": outcome.best.label,
+                "alike": outcome.alike,
+                "config": outcome.config,
+                "folder": str(outcome.folder),
+                **{table.name: table_facts(table)["rows"] for table in tables},
+            }
+        )
+    for table in tables:
         console.print(_as_text(table))
     for line in plain_words(outcome):
         tell(line)

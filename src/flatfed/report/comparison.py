@@ -17,7 +17,7 @@ from flatfed.core.settings import Training
 from flatfed.engines.execution import Execution
 from flatfed.report.page import write_report
 from flatfed.runs import curves
-from flatfed.runs.compare import Row, check_comparable, folder_name, summarise
+from flatfed.runs.compare import Row, check_comparable, named_folder, summarise
 from flatfed.runs.files import check_replaceable
 from flatfed.runs.folder import RunFolder
 from flatfed.runs.identity import digest_of
@@ -105,7 +105,7 @@ def compare(
         for seed in range(seeds):
             settings = training.replaced(seed=seed)
             digest = digest_of([label, algorithm.describe(), settings.model_dump(mode="json")])
-            path = root / folder_name(algorithm, seed, digest)
+            path = named_folder(root, task.words, algorithm, seed, digest)
             try:
                 run = train(
                     task,

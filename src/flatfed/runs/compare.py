@@ -46,13 +46,24 @@ Measuring = Callable[[Config, Task], AbstractContextManager[Sequence[Callback]]]
 
 
 def run_folder(config: Config, root: Path) -> Path:
-    """Where a config's run lives: named by its algorithm and a digest of everything that matters."""
-    return root / folder_name(config.make_algorithm(), config.training.seed, config_digest(config))
+    """Where a config's run lives."""
+    return named_folder(
+        root, config.setting_words, config.make_algorithm(), config.training.seed, config_digest(config)
+    )
 
 
-def folder_name(algorithm: Algorithm, seed: int, digest: str) -> str:
-    """Of a run, in one word whatever the algorithm is called."""
-    return f"{re.sub(r'[^A-Za-z0-9_.-]', '_', algorithm.name).lstrip('.')}-seed{seed}-{digest[:10]}"
+def named_folder(root: Path, words: Sequence[str], algorithm: Algorithm, seed: int, digest: str) -> Path:
+    """A run's folder, whose name says data set, split and method as far as they have names, and the seed.
+
+    The digest of everything that matters tells it from all others.
+    """
+    method = f"{algorithm.name}-seed{seed}-{digest[:10]}"
+    named, by_method = (
+        root / re.sub(r"[^A-Za-z0-9_.-]", "_", name).lstrip(".-")
+        for name in ("-".join([*words, method]), method)
+    )
+    # Folders were once named by the method alone; their runs go on where they are.
+    return by_method if by_method.exists() and not named.exists() else named
 
 
 def check_comparable(task: Task) -> None:

@@ -14,7 +14,7 @@ from flatfed.core.errors import FlatfedError
 from flatfed.core.settings import Training
 from flatfed.engines.execution import Execution
 from flatfed.engines.planning import make_plan
-from flatfed.runs.compare import folder_name
+from flatfed.runs.compare import named_folder
 from flatfed.runs.folder import RunFolder
 from flatfed.runs.identity import config_digest, digest_of, run_identity
 from flatfed.runs.train import Run, train
@@ -120,8 +120,9 @@ class Setting:
             config = self._config(description, training)
             made = config.make_algorithm()
             digest, recorded = config_digest(config), json.loads(config.model_dump_json())
-            chosen, execution = config.training, config.execution
+            chosen, execution, words = config.training, config.execution, config.setting_words
         else:
+            words = self.task.words
             made = build(description)
             chosen = Training(**{**self.tables["training"], **training})
             execution = Execution(**self.tables["execution"])
@@ -131,7 +132,7 @@ class Setting:
         if execution.workers is None and self.workers is not None:
             # Not recorded: what is asked for stays what it is.
             execution = execution.replaced(workers=self.workers)
-        folder = self.root / folder_name(made, chosen.seed, digest)
+        folder = named_folder(self.root, words, made, chosen.seed, digest)
         return PlannedRun(made, chosen, execution, recorded, folder)
 
     def _config(self, algorithm: Mapping[str, Any], training: Mapping[str, Any]) -> Config:

@@ -224,6 +224,13 @@ class Config(CheckedModel):
             )
         return cls.checked(changed)
 
+    @property
+    def setting_words(self) -> list[str]:
+        """Data set and split, or the file of one's own task, in short."""
+        if self.task is None:
+            return [self.data.dataset, self.partition["name"]]
+        return [Path(self.task["file"]).stem, *([] if self.task["make"] == "make" else [self.task["make"]])]
+
     def make_algorithm(self) -> Algorithm:
         return build(self.algorithm)
 

@@ -109,3 +109,8 @@ class Task:
     def used_metrics(self) -> Mapping[str, Metric]:
         """The metrics that are recorded: those given, or those that go with the loss."""
         return default_metrics(self.loss) if self.metrics is None else self.metrics
+
+    @property
+    def words(self) -> list[str]:
+        """What run folders say about it in their names."""
+        return [self.name] if self.name else []
