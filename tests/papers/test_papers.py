@@ -448,6 +448,19 @@ def test_the_small_scale_distils():
             assert bool(tasks) == ("Syn" in cell.method or "Dyna" in cell.method)
 
 
+def test_the_matching_loss_stands_in_the_table(folder):
+    which = ["--only", "Fashion-MNIST, 2-layer MLP, path(1), 10 clients at 100%, qsgd(4)", "--seeds", "1"]
+    which += ["--methods", "FedSynSAM", "--methods", "FedSAM"]
+    root = folder / "matching"
+    done = CliRunner().invoke(
+        cli.app, ["reproduce", "fedsynsam/table2", "--scale", "small", *which, "--json", "--runs", str(root)]
+    )
+    assert done.exit_code == 0, done.output
+    (table,) = json.loads(done.stdout)
+    rows = {row["method"]: row["matching loss"] for row in table["rows"]}
+    assert rows["FedSAM"] == "–" and float(rows["FedSynSAM"]) > 0
+
+
 def test_titles_say_what_ran():
     chosen = chosen_cells("fedsagd/table2", ["FedAvg"], "EMNIST-L", scale="small")
     (table,) = results_tables([(cell, [FinishedRun([0.5])]) for cell in chosen])
