@@ -414,6 +414,12 @@ def test_published_weights_are_not_replaced_without_a_word(table, tmp_path):
         (cell, *_) = chosen_cells(table, ["FedAvg"], "ViT", assignments=given)
         assert cell.config["model"]["pretrained"] == str(used)
         assert cell.sources["model.pretrained"] == "--set"
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "vit_base.pth").touch()
+    (cell, *_) = chosen_cells(
+        table, ["FedAvg"], "ViT", assignments=[f"model.pretrained={tmp_path / 'files'}"]
+    )
+    assert cell.config["model"]["pretrained"] == str(tmp_path / "files" / "vit_base.pth")
     if table == "fedswa/table3":
         assert len(chosen_cells(table, ["FedAvg"], "ResNet-18")) == 3
 
