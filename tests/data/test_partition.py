@@ -380,7 +380,7 @@ def test_class_shares_have_the_moments_of_a_dirichlet_cut():
     clients, concentration = 8, 0.4
     generator = np.random.default_rng(0)
     first = np.array(
-        [_cut(np.array([1000, 1]), clients, concentration, generator)[:, 0] for _ in range(3000)]
+        [_cut(np.array([1000, 1]), clients, concentration, True, generator)[:, 0] for _ in range(3000)]
     )
     shares = first / 1000
     variance = (1 / clients) * (1 - 1 / clients) / (clients * concentration + 1)
@@ -392,10 +392,24 @@ def test_a_client_with_its_fair_share_gets_nothing_more():
     generator = np.random.default_rng(0)
     counts = np.array([300, 200, 400, 100])
     for _ in range(200):
-        holdings = _cut(counts, 5, 0.3, generator)
+        holdings = _cut(counts, 5, 0.3, True, generator)
         np.testing.assert_array_equal(holdings.sum(axis=0), counts)
         before = np.cumsum(holdings, axis=1) - holdings
         assert np.all(holdings[before >= 200] == 0)
+
+
+def test_without_a_cap_clients_hold_as_many_classes_as_they_draw():
+    labels, sizes, classes = balanced_labels(10, 500), {}, {}
+    for cap in (True, False):
+        scheme = DirichletClass(concentration=0.01, cap=cap)
+        outcomes = [scheme.split(labels, 10, np.random.default_rng(seed)) for seed in range(20)]
+        sizes[cap] = np.mean([max(map(len, parts)) for parts in outcomes])
+        classes[cap] = np.mean([max(len(np.unique(labels[part])) for part in parts) for parts in outcomes])
+        for parts in outcomes:
+            np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(5000))
+    # Ten classes that fall on ten clients one by one: the fullest has between two and three.
+    assert sizes[True] < 1000 < sizes[False]
+    assert classes[False] > classes[True]
 
 
 @pytest.mark.parametrize("redraws", [0, 100])

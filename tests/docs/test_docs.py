@@ -42,6 +42,15 @@ def test_every_algorithm_states_equations_limits_and_deviations():
         assert "\nLimits: " in text and "\nDeviations: " in text, name
 
 
+WITHOUT_IDENTIFIER = {"dynafed_syn_only", "fedadamw", "fedanag", "fedlnag", "fedmuon"}
+"""Variants of something that is cited, and two papers cited by their titles."""
+
+
+def test_every_algorithm_cites_its_paper():
+    cited = {name for name in ALGORITHMS if re.search(r"arXiv:\d{4}\.\d{5}|doi:|openreview", equations(name))}
+    assert ALGORITHMS.keys() - cited == WITHOUT_IDENTIFIER
+
+
 def test_the_readme_example_runs(tmp_path):
     blocks = re.findall(r"```python\n(import flatfed.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert len(blocks) == 1

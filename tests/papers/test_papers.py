@@ -414,6 +414,12 @@ def test_published_weights_are_not_replaced_without_a_word(table, tmp_path):
         (cell, *_) = chosen_cells(table, ["FedAvg"], "ViT", assignments=given)
         assert cell.config["model"]["pretrained"] == str(used)
         assert cell.sources["model.pretrained"] == "--set"
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "vit_base.pth").touch()
+    (cell, *_) = chosen_cells(
+        table, ["FedAvg"], "ViT", assignments=[f"model.pretrained={tmp_path / 'files'}"]
+    )
+    assert cell.config["model"]["pretrained"] == str(tmp_path / "files" / "vit_base.pth")
     if table == "fedswa/table3":
         assert len(chosen_cells(table, ["FedAvg"], "ResNet-18")) == 3
 
@@ -446,6 +452,19 @@ def test_the_small_scale_distils():
             tasks = [part for part in config.make_algorithm().parts if isinstance(part, ServerTask)]
             assert all(config.training.rounds >= task.first_round for task in tasks)
             assert bool(tasks) == ("Syn" in cell.method or "Dyna" in cell.method)
+
+
+def test_the_matching_loss_stands_in_the_table(folder):
+    which = ["--only", "Fashion-MNIST, 2-layer MLP, path(1), 10 clients at 100%, qsgd(4)", "--seeds", "1"]
+    which += ["--methods", "FedSynSAM", "--methods", "FedSAM"]
+    root = folder / "matching"
+    done = CliRunner().invoke(
+        cli.app, ["reproduce", "fedsynsam/table2", "--scale", "small", *which, "--json", "--runs", str(root)]
+    )
+    assert done.exit_code == 0, done.output
+    (table,) = json.loads(done.stdout)
+    rows = {row["method"]: row["matching loss"] for row in table["rows"]}
+    assert rows["FedSAM"] == "–" and float(rows["FedSynSAM"]) > 0
 
 
 def test_titles_say_what_ran():

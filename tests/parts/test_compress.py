@@ -30,6 +30,8 @@ SMALLEST = 2.0**-149
 COMPRESSORS: list[Compressor] = [
     *(Quantize(bits, 5, norm) for bits in range(2, 9) for norm in ("l2", "max")),
     Quantize(4, None),
+    Quantize(5, None, levels=8),
+    Quantize(6, 5, levels=17),
     TopK(0.3),
     TopK(0.02),
     Sign(),
@@ -79,7 +81,7 @@ def chances(compress: Quantize, vector: Tensor) -> tuple[float, Tensor, Tensor]:
     """n, ⌊r_j⌋ and p_j by the definition, r_j = s |v_j| / n."""
     order = 2 if compress.norm == "l2" else math.inf
     norm = float(torch.linalg.vector_norm(vector.double(), ord=order))
-    exact = compress.levels * vector.double().abs() / norm
+    exact = compress.magnitudes * vector.double().abs() / norm
     return norm, exact.floor(), exact - exact.floor()
 
 
@@ -100,7 +102,7 @@ def test_quantization_has_the_exact_mean_and_variance(bits, norm):
     uncertain = step**2 * math.sqrt(float((spread * (1 - 2 * chance).square()).sum()) / REPEATS)
     assert float(squares.mean()) == pytest.approx(expected, abs=SIGMAS * uncertain + 1e-4 * expected)
 
-    size, levels = len(vector), compress.levels
+    size, levels = len(vector), compress.magnitudes
     bound = min(size / levels**2, math.sqrt(size) / levels) if norm == "l2" else size / (4 * levels**2)
     assert expected <= bound * length**2
     assert float(squares.mean()) <= bound * length**2 + SIGMAS * uncertain
@@ -115,7 +117,7 @@ def test_few_numbers_are_left_by_coarse_quantization():
         uncertain = math.sqrt(float((probability * (1 - probability)).sum()) / REPEATS)
         expected = float(probability.sum())
         assert float(kept.sum(1).mean()) == pytest.approx(expected, abs=SIGMAS * uncertain)
-        levels = compress.levels
+        levels = compress.magnitudes
         assert expected <= levels * (levels + math.sqrt(size))
 
 
@@ -123,7 +125,7 @@ def test_variance_over_a_whole_model():
     vector = normal(320_010)
     for compress in (Quantize(4, None), Quantize(8, None), Quantize(4, 512), Quantize(4, 512, "max")):
         own = [chances(compress, piece) for piece in pieces(vector, compress.bucket)]
-        expected = sum((norm / compress.levels) ** 2 * float((p * (1 - p)).sum()) for norm, _, p in own)
+        expected = sum((norm / compress.magnitudes) ** 2 * float((p * (1 - p)).sum()) for norm, _, p in own)
         found = float((sent(compress, vector) - vector).square().sum())
         assert found == pytest.approx(expected, rel=0.02)
 
@@ -489,6 +491,16 @@ def test_ef21_keeps_the_mean_memory_of_the_population_on_the_server(inner):
         torch.testing.assert_close(
             moved, server["error_feedback21.displacement_estimate"], rtol=1e-5, atol=1e-6
         )
+
+
+def test_levels_must_fit_into_their_bits():
+    assert Quantize(4).magnitudes == Quantize(4, levels=7).magnitudes == 7
+    with pytest.raises(FlatfedError, match=r"quantize.levels = 17: .* 6 bits, not 4; use bits = 6"):
+        Quantize(4, levels=17)
+    with pytest.raises(FlatfedError, match=r"use at most 127 levels"):
+        Quantize(8, levels=257)
+    described = {"name": "fedavg", "compress": {"part": "quantize", "bucket": "none"}}
+    assert ff.build(described).compress == Quantize(4, None)
 
 
 # -- sending -----------------------------------------------------------------------------------------------

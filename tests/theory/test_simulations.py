@@ -10,6 +10,7 @@ from problems import Point, Quadratics, mean_output
 from torch import Tensor
 
 import flatfed as ff
+from flatfed import parts
 from flatfed.diagnostics import drift, inspect, perturbation_difference
 from flatfed.theory import Setting, fednsam, fedsagd, fedsam, fedswa, fedsynsam
 
@@ -165,3 +166,26 @@ def test_one_sample_replaced_moves_the_model_less_than_the_recursion_says(rate):
     bound = math.exp(fedswa.stability_recursion([steps * eta] * rounds, gradients, s, losses, rate))
     apart = float((one - other).norm())
     assert 0.02 * bound < apart <= bound
+
+
+def test_fresh_batches_turn_perturbations_however_small_the_steps():
+    """Signal and noise of one power in ten dimensions: 2ρ²(1 − ‖E u‖²), where lemma B.1 goes to zero."""
+    generator = torch.Generator().manual_seed(2)
+    batches = math.sqrt(0.1) * torch.randn(200_000, 10, generator=generator, dtype=torch.float64)
+    batches[:, 0] += 1
+    mean_direction = (batches / batches.norm(dim=1, keepdim=True)).mean(0)
+    assert 2 * (1 - float(mean_direction.square().sum())) == pytest.approx(0.988, abs=2e-3)
+
+
+def test_decaying_steps_shorten_the_drift_of_a_constant_gradient():
+    steps = 50
+
+    def drift_of(rates: list[float]) -> float:
+        return float(torch.tensor(rates, dtype=torch.float64).cumsum(0).square().mean())
+
+    linear = parts.LinearDecay(0.1).rates(1.0, steps)
+    geometric = [((steps - 2) / (steps - 1)) ** step for step in range(steps)]
+    constant = drift_of([1.0] * steps)
+    assert sum(linear) / steps == pytest.approx((steps + 1 + 0.1 * (steps - 1)) / (2 * steps))
+    assert drift_of(linear) / constant == pytest.approx(0.4542, abs=1e-4)
+    assert drift_of(geometric) / constant == pytest.approx(0.5018, abs=1e-4)

@@ -4,6 +4,8 @@
     then once:                                       samples D with soft labels, by trajectory matching
     every round after:                               x ← x + mean(y_K − x), then Adam on D
 
+Paper: R. Pi et al. CVPR 2023, arXiv:2211.10878.
+
 Limits: before the distillation it is FedAvg.
 Deviations: clients descend by plain gradient steps, as everywhere here, where the released code uses Adam.
 """

@@ -5,6 +5,8 @@
     m ← λ m + mean(y_K − φ)
     x ← x + m                                  the plain mean of the local models
 
+Paper: G. Kim, J. Kim, B. Han. CVPR 2024, arXiv:2201.03172.
+
 Limits: λ = 0 is FedProx(β); β = 0 is FedNSAM without its perturbation.
 Deviations: the authors' loss has β/2 = 1e-3 before ‖y − φ‖²; their code also decays η after every local
 epoch, which is not done here.

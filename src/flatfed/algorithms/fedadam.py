@@ -5,6 +5,8 @@
     v ← β₂ v + (1 − β₂) Δ̄²                     v starts at τ²
     x ← x + η_g m / (√v + τ)
 
+Paper: S. Reddi et al. ICLR 2021, arXiv:2003.00295.
+
 Limits: β₁ = 0, β₂ = 1, η_g = 2τ is FedAvg; β₂ = 1, η_g = 2τ/(1 − β₁) is FedAvgM(β₁).
 Deviations: τ stands outside the root, as in the original; FedSAGD's appendix prints √(v + τ).
 """

@@ -5,6 +5,8 @@
     y ← y − η g(y + ε)
     x ← x + η_g mean(y_K − x)
 
+Paper: D. Caldarola, B. Caputo, M. Ciccone. ECCV 2022, arXiv:2203.11834.
+
 Limits: ρ = 0 is FedAvg; T = 1 is FedSAM(ρ), T = c is FedSAM(c ρ).
 Deviations: weights are the parameters whose name contains "weight", normalisation layers included, as in
 the authors' code; `scale_norms=False` leaves those out. Their optional averaging of late global models is

@@ -4,6 +4,8 @@
     m ← β m + mean(y_K − x)
     x ← x + η_g m
 
+Paper: T.-M. H. Hsu, H. Qi, M. Brown. 2019, arXiv:1909.06335.
+
 Limits: β = 0 is FedAvg.
 Deviations: none.
 """

@@ -6,6 +6,8 @@
 
 so that m is α times the mean gradient of the round plus (1 − α) times the old m.
 
+Paper: J. Xu et al. 2021, arXiv:2106.10874.
+
 Limits: α = 1 is FedAvg.
 Deviations: the server step is in the units of the model, x + η_g Δ̄; printed in the units of a gradient,
 η_g = 1 would move the model by 1/(K η) times as much (units = "gradient").

@@ -6,6 +6,8 @@
 
 The duals are kept in the units of the model; the paper's ĝ_i is −α h_i.
 
+Paper: D. A. E. Acar et al. ICLR 2021, arXiv:2111.04263.
+
 Limits: α = 0 is not FedAvg, because h goes on summing displacements.
 Deviations: the broadcast model is evaluated; the authors' script reports the mean of the active clients'
 models, for which there is the setting evaluate = "active_mean". All clients use the same α; that script

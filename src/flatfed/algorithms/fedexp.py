@@ -4,7 +4,8 @@
     η_g ← max(1, mean(‖Δ_i‖²) / (2 (‖Δ̄‖² + ε)))     Δ_i = y_K − x
     x ← x + η_g Δ̄
 
-Jhunjhunwala, Wang, Joshi, "FedExP: Speeding up Federated Averaging via Extrapolation", ICLR 2023.
+Jhunjhunwala, Wang, Joshi, "FedExP: Speeding up Federated Averaging via Extrapolation", ICLR 2023,
+arXiv:2301.09604.
 
 Limits: one participant, clients that move alike, or ε → ∞ is FedAvg; S orthogonal displacements of one length
 give η_g = S/2.

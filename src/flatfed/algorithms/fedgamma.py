@@ -5,6 +5,8 @@
     c_i ← c_i − c + (x − y_K) / Σ η_k,   c ← mean of all clients' c_i
     x   ← x + η_g mean(y_K − x)
 
+Paper: R. Dai et al. IEEE TNNLS 2023, doi:10.1109/TNNLS.2023.3304453.
+
 Limits: ρ = 0 is SCAFFOLD.
 Deviations: the correction acts on the step. In released code that adds it to the loss as a plain number it
 carries no gradient, and the method is FedSAM.

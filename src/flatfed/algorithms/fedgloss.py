@@ -9,7 +9,7 @@
 `regularisation` is α, which the paper writes 1/β.
 
 Caldarola, Cagnasso, Caputo, Ciccone, "Beyond Local Sharpness: Communication-Efficient Global Sharpness-aware
-Minimization for Federated Learning", CVPR 2025.
+Minimization for Federated Learning", CVPR 2025, arXiv:2412.03752.
 
 Limits: ρ = ρ_l = 0 is FedDyn(α); ρ = 0 is FedSpeed with the server's duals and nothing mixed in; ρ_l = 0
 without the regulariser is FedLESAM with the server's memory.

@@ -7,6 +7,8 @@
 δ = 0 the first time a client takes part. memory = "server" uses the global model of the round before for
 everyone, which is the same only when every client takes part in every round.
 
+Paper: Z. Fan et al. ICML 2024, arXiv:2405.18890.
+
 Limits: ρ = 0 is FedAvg; memory = "server" is FedNSAM with λ = 0.
 Deviations: none from the paper. In the released code the perturbation vector is indexed by the number of
 the parameter tensor, so each tensor is shifted by one scalar.

@@ -5,6 +5,8 @@
     h_i ← h_i + (y_K − x),   h = mean of all clients' h_i
     x   ← x + mean(y_K − x) + h
 
+Paper: Z. Fan et al. ICML 2024, arXiv:2405.18890.
+
 Limits: ρ = 0 is FedDyn(α).
 Deviations: none.
 """

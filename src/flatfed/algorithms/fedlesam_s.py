@@ -5,6 +5,8 @@
     c_i ← c_i − c + (x − y_K) / Σ η_k,   c ← mean of all clients' c_i
     x   ← x + mean(y_K − x)
 
+Paper: Z. Fan et al. ICML 2024, arXiv:2405.18890.
+
 Limits: ρ = 0 is SCAFFOLD.
 Deviations: the correction has weight 1; released code uses `control_weight=0.1`.
 """

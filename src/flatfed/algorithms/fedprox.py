@@ -3,6 +3,8 @@
     y ← y − η (g(y) + μ (y − x))
     x ← x + mean(y_K − x)
 
+Paper: T. Li et al. MLSys 2020, arXiv:1812.06127.
+
 Limits: μ = 0 is FedAvg; so is K = 1 for any μ.
 Deviations: none.
 """

@@ -6,6 +6,8 @@
     δ_i ← δ_i + η_δ ∇_δ f_i
     x   ← x + mean(y_K − x)                    Λ_i and δ_i never leave the client
 
+Paper: A. Reisizadeh et al. NeurIPS 2020, arXiv:2006.08907.
+
 Limits: η_Λ = η_δ = 0 is FedAvg.
 Deviations: the authors multiply the loss by the batch size of 50 and use λ₁ = 100, λ₂ = 4, η_Λ = 0.001,
 η_δ = 0.025; the defaults are the same for a mean loss (penalties divided by 50, rates multiplied). Their

@@ -7,6 +7,8 @@
     s   ← ρ u(mean(μ_i − ŝ_K))
     x   ← x + mean(y_K − x) + h
 
+Paper: Y. Sun et al. ICML 2023, arXiv:2305.11584.
+
 Limits: ρ = 0 is FedDyn(α).
 Deviations: clients upload μ_i − ŝ_K; the authors' code uploads μ_i alone (upload = "dual").
 """

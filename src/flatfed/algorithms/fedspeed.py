@@ -7,6 +7,8 @@
 
 `proximal_weight` is 1/λ and `mix` is α.
 
+Paper: Y. Sun et al. ICLR 2023, arXiv:2302.10429.
+
 Limits: ρ = 0 or α = 0 is FedDyn(1/λ) when every client takes part; with duals = "server" always.
 Deviations: the participants' corrected models are averaged, as in the paper; one simulator adds the mean
 dual of all clients instead (duals = "server"). The ascent step is normalised, as in the authors' code;

@@ -4,6 +4,8 @@
     m ← (1 − β) mean ∇F_i(x) + β m             participants also compute their full gradient at x
     x ← x + mean(y_K − x)
 
+Paper: S. P. Karimireddy et al. 2020, arXiv:2008.03606.
+
 Limits: β = 0 is FedAvg.
 Deviations: none. β weighs the old momentum; where a paper's β weighs the fresh gradient, use 1 − β.
 """

@@ -6,6 +6,8 @@
     c   ← mean of all clients' c_i
     x   ← x + η_g mean(y_K − x)
 
+Paper: S. P. Karimireddy et al. ICML 2020, arXiv:1910.06378.
+
 Limits: K = 1 with every client taking part has FedAvg's global iterates.
 Deviations: Σ η_k uses the step sizes of the round itself; one released implementation divides by the
 undecayed step size.

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from flatfed.core.flat import unit
-from flatfed.core.sampling import batches
+from flatfed.core.sampling import batches, local_steps
 from flatfed.core.types import Count
 from flatfed.diagnostics import figures
+from flatfed.diagnostics.local_stability import evenly_spaced
 from flatfed.diagnostics.registry import diagnostic
 from flatfed.diagnostics.subject import Subject, Tick, silent, ticked
 from flatfed.parts.correct import FullGradientMomentum, GlobalMomentum
@@ -18,17 +19,17 @@ from flatfed.parts.server import Momentum
 from flatfed.parts.synthetic import SyntheticMix, TrajectoryMatching, samples_of
 from flatfed.runs.statistics import finite, mean
 
-Estimate = Callable[[Subject, int], Tensor | None]
-"""The direction in which a client would climb from the received model; None if it has no estimate."""
+Estimate = Callable[[Subject, int, int, Tensor], Tensor | None]
+"""The direction in which a client would climb from a local model after k steps; None without an estimate."""
 
 
-def _from_own_batch(subject: Subject, client: int) -> Tensor:
+def _from_own_batch(subject: Subject, client: int, step: int, point: Tensor) -> Tensor:
     own = subject.federation.client(client)
-    first = batches(subject.training, len(own), subject.round, client)[0]
-    return subject.gradient(subject.received["model"], own.batch(first.to(own.device)))
+    chosen = batches(subject.training, len(own), subject.round, client)[step]
+    return subject.gradient(point, own.batch(chosen.to(own.device)))
 
 
-def _from_last_model(subject: Subject, client: int) -> Tensor | None:
+def _from_last_model(subject: Subject, client: int, step: int, point: Tensor) -> Tensor | None:
     vectors = subject.vectors_of(LastModel, client)
     if vectors is None:
         # What it would be under another algorithm, in the course of whose training this is measured.
@@ -37,24 +38,24 @@ def _from_last_model(subject: Subject, client: int) -> Tensor | None:
     return vectors[name] - subject.received["model"]
 
 
-def _from_momentum(subject: Subject, client: int) -> Tensor | None:
+def _from_momentum(subject: Subject, client: int, step: int, point: Tensor) -> Tensor | None:
     if (vectors := subject.vectors_of(Momentum, client)) is not None:
         return -vectors["momentum"]  # a sum of displacements, which point downhill
     vectors = subject.vectors_of(GlobalMomentum, client) or subject.vectors_of(FullGradientMomentum, client)
     return None if vectors is None else vectors["momentum_gradient"]
 
 
-def _from_synthetic_samples(subject: Subject, client: int) -> Tensor | None:
+def _from_synthetic_samples(subject: Subject, client: int, step: int, point: Tensor) -> Tensor | None:
     rule = subject.algorithm.gradient
     samples = subject.vectors_of(TrajectoryMatching, client)
     if not isinstance(rule, SyntheticMix) or samples is None or not bool(samples["synthetic_ready"][0]):
         return None
     inputs, targets = samples_of(samples, subject.plan.dimensions.input_shape)
-    point = subject.received["model"].detach().requires_grad_()
+    place = point.detach().requires_grad_()
     with torch.enable_grad():
-        loss = subject.seen_loss(point, inputs[: rule.batch], targets[: rule.batch])
-    (there,) = torch.autograd.grad(loss, point)
-    return torch.lerp(there, _from_own_batch(subject, client), rule.local_weight)
+        loss = subject.seen_loss(place, inputs[: rule.batch], targets[: rule.batch])
+    (there,) = torch.autograd.grad(loss, place)
+    return torch.lerp(there, _from_own_batch(subject, client, step, point), rule.local_weight)
 
 
 ESTIMATES: Mapping[str, Estimate] = {
@@ -91,20 +92,43 @@ def show(measured: figures.Measurements) -> figures.Content:
 
 @diagnostic("stability", summary, show, cheap=True)
 def perturbation(
-    subject: Subject, *, samples: Count | None = 5000, clients: Count | None = 10, tick: Tick = silent
+    subject: Subject,
+    *,
+    samples: Count | None = 5000,
+    clients: Count | None = 10,
+    points: Count = 1,
+    tick: Tick = silent,
 ) -> dict[str, Any]:
     """The cosine of each estimated ascent direction to the true gradient of the global loss.
 
-    At the model that the next round's participants receive. An estimate is None for a client that has none
-    (FedLESAM's before its second round), and is left out if no client has one.
+    At the model that the next round's participants receive; with more `points`, the mean over so many of a
+    client's local steps, first and last included, each time to the true gradient at its local model there.
+    An estimate is None for a client that has none (FedLESAM's before its second round), and is left out if no
+    client has one.
     """
-    members = subject.some_clients(clients)
-    truth = unit(subject.gradient(subject.received["model"], subject.training_data(samples)))
-    cosines: dict[str, list[float | None]] = {name: [] for name in ESTIMATES}
-    for client in ticked(members, tick):
+    members, pooled = subject.some_clients(clients), subject.training_data(samples)
+    found: dict[str, dict[int, list[float]]] = {
+        name: {client: [] for client in members} for name in ESTIMATES
+    }
+
+    def compare(client: int, step: int, point: Tensor, truth: Tensor) -> None:
         for name, estimate in ESTIMATES.items():
-            guess = estimate(subject, client)
-            known = guess is not None and bool(torch.linalg.vector_norm(guess) > 0)
-            cosines[name].append(finite(float(unit(guess) @ truth)) if guess is not None and known else None)
+            guess = estimate(subject, client, step, point)
+            if guess is not None and bool(torch.linalg.vector_norm(guess) > 0):
+                found[name][client].append(float(unit(guess) @ truth))
+
+    def visit(client: int, step: int, model: Tensor) -> None:
+        steps = local_steps(subject.training, len(subject.federation.client(client)))
+        if step in evenly_spaced(steps - 1, points):
+            compare(client, step, model, unit(subject.gradient(model, pooled)))
+
+    if points == 1:
+        received = subject.received["model"]
+        truth = unit(subject.gradient(received, pooled))
+        for client in ticked(members, tick):
+            compare(client, 0, received, truth)
+    else:
+        subject.local_models(members, visit, tick)
+    cosines = {name: [finite(mean(own[client])) for client in members] for name, own in found.items()}
     kept = {name: values for name, values in cosines.items() if any(value is not None for value in values)}
     return {"clients": members, "cosine": kept}

@@ -1,6 +1,7 @@
 """Transformers, through the optional package of that name."""
 
 import importlib
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatfed.core.errors import FlatfedError, did_you_mean
-from flatfed.models import image_shape, register
+from flatfed.models import image_shape, register, released
 
 Fields = Mapping[str, Any] | None
 HUB = "hub:"
@@ -29,9 +30,10 @@ def vit_base(
     """ViT-Base with 16×16 patches of 224×224 images; the FedSWA and FedNSAM papers fine-tune it.
 
     85,806,346 parameters with 10 classes, 85,875,556 with 100. Images of another size are resized.
-    `pretrained` is a folder with `config.json` and the weights, or a model of the Hub as "hub:OWNER/NAME"; a
-    last layer for other classes is replaced. Without it the weights are random. `config` replaces fields of
-    transformers' ViTConfig, for instance `{"num_hidden_layers": 2}`.
+    `pretrained` is a folder with `config.json` and the weights, a model of the Hub as "hub:OWNER/NAME",
+    or a released file as the papers' code reads it (vit_base_patch16_224_in21k.pth); a last layer for
+    other classes is replaced, that of a released file always. Without it the weights are random. `config`
+    replaces fields of transformers' ViTConfig, for instance `{"num_hidden_layers": 2}`.
     """
     shape = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
     return _classifier("vit", shape, input_shape, classes, pretrained, config)
@@ -123,6 +125,11 @@ def _classifier(
         if pretrained is None:
             config = kinds[kind](**given)
             network = transformers.AutoModelForImageClassification.from_config(config, **_LOADING)
+        elif (file := Path(pretrained).expanduser()).is_file():
+            config = kinds[kind](**{**released.FIELDS[kind], **given})
+            with tempfile.TemporaryDirectory() as folder:
+                released.write_folder(file, kind, config, Path(folder))
+                network = _stored(transformers, _IMAGES, folder, config)
         else:
             expected = {"model_type": kind} | {name: given[name] for name in (*shape, "num_channels")}
             config = _stored_config(transformers, pretrained, given, expected)

@@ -100,8 +100,9 @@ def _with_weights(name: str, cell: PaperCell, from_scratch: bool) -> PaperCell:
             f"model.pretrained: missing; {name} starts {model['name']} from published weights; give their "
             "folder, or one with a folder for each model: --set model.pretrained=FOLDER, or --from-scratch"
         )
-    own = Path(model["pretrained"]).expanduser() / model["name"]
-    if not own.is_dir():
+    place = Path(model["pretrained"]).expanduser()
+    own = next((own for own in (place / model["name"], place / f"{model['name']}.pth") if own.exists()), None)
+    if own is None:
         return cell
     return cell.changed({**cell.config, "model": {**model, "pretrained": str(own)}}, "--set")
 

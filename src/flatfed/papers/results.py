@@ -14,6 +14,7 @@ from flatfed.runs.statistics import (
     by_round,
     finite_values,
     first_round_reaching,
+    last,
     total,
 )
 
@@ -68,7 +69,9 @@ def _main_table(name: str, rows: Sequence[FinishedCell]) -> figures.Table:
     further = [f"{statistic}{unit}\npaper | ours" for statistic in others]
     gains = ["improvement\npaper | ours"] if any("gain" in cell.printed for cell in cells) else []
     columns = ["method", "lr (from)", f"paper{unit}\n{first}", f"ours{unit}\n{first}", "difference"]
-    columns += [*further, *gains, *targets, "MB up"]
+    losses = [_matching_losses(runs) for _, runs in rows]
+    matching = ["matching loss"] if any(losses) else []
+    columns += [*further, *gains, *targets, *matching, "MB up"]
     wrong = [cell for cell in cells if "impossible" in cell.printed]
     notes = [f"(!) {cell.label}: the paper's cell {cell.printed['impossible']}" for cell in wrong]
     origins = dict.fromkeys(cell.origin.partition(": ")[::2] for cell in cells)
@@ -78,8 +81,18 @@ def _main_table(name: str, rows: Sequence[FinishedCell]) -> figures.Table:
     title = cells[0].title + (f" [run with {', '.join(sizes)}]" if sizes else "")
     # The row that the others improve on is the one whose improvement is a dash.
     baseline = next((measured(*row) for row in rows if row[0].printed.get("gain", 0) is None), None)
-    body = [_main_row(*row, baseline, bool(gains)) for row in rows]
+    if matching:
+        notes.append("matching loss: of the synthetic samples; 1 is nothing learnt")
+    body = []
+    for row, loss in zip(rows, losses, strict=True):
+        *left, sent = _main_row(*row, baseline, bool(gains))
+        body.append([*left, *([figures.cell(loss.text(2) if loss else "–")] if matching else []), sent])
     return figures.Table(name, title, columns, body, "\n".join(notes))
+
+
+def _matching_losses(runs: Sequence[RunFolder]) -> Spread | None:
+    """What the distillation of synthetic samples ended with, where there was one."""
+    return Spread.of_finite(last(run.read_history(), "matching_loss") for run in runs)
 
 
 def _main_row(

@@ -35,12 +35,14 @@ def _settings(text: str) -> dict[str, Any]:
     config = json.loads(text)
     checked = Config.checked(config)
     data, options = config["data"], checked.data.options
+    algorithm = checked.make_algorithm()
+    remember = {"remember": algorithm.remember} if algorithm.summed else {}
     spoken_of = {name: Training.model_fields[name].default for name in SPOKEN_OF}
     complete = {
         "data": {**data, "options": _with_defaults(DATASETS[checked.data.dataset], options)},
         "partition": _with_defaults(PARTITIONS[checked.partition["name"]], checked.partition),
         "model": _with_defaults(MODELS[checked.model["name"]], checked.model),
-        "algorithm": checked.make_algorithm().describe(),
+        "algorithm": {**algorithm.describe(), **remember},
         "training": {**spoken_of, **config["training"]},
     }
     return {name: value for name, value in flattened(complete) if value != []}

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
@@ -25,26 +25,37 @@ from flatfed.core.part import Compressor
 from flatfed.core.types import Count, PositiveShare, Whole
 
 CHECKSUM = 4
+Bucket = Annotated[Count | None, BeforeValidator(lambda value: None if value == "none" else value)]
 BLOCK = 1 << 16
 """Numbers that are quantized at a time, so that what lies between stays in the cache."""
 
 
 @dataclass(frozen=True)
 class Quantize(Compressor):
-    """Stochastic quantization (QSGD) to a sign and s = 2^(bits − 1) − 1 magnitudes.
+    """Stochastic quantization (QSGD) to a sign and s magnitudes above zero: 2^(bits − 1) − 1, or `levels`.
 
     In each bucket with norm n, |v_j| s/n is rounded to one of its two neighbours so that the mean is exact:
     E Q(v) = v. The ℓ₂ norm gives E ‖Q(v) − v‖² ≤ min(d/s², √d/s) ‖v‖² with d the bucket's length, the largest
-    magnitude ("max") d n²/(4 s²). Takes bits · P + 32 · ⌈P / bucket⌉ bits. `bucket=None` is the whole vector.
+    magnitude ("max") d n²/(4 s²). Takes bits · P + 32 · ⌈P / bucket⌉ bits. `bucket=None` (in files:
+    "none") is the whole vector.
     """
 
     bits: Annotated[Whole, Field(ge=2, le=8)] = 4
-    bucket: Count | None = 512
+    bucket: Bucket = 512
     norm: Literal["l2", "max"] = "l2"
+    levels: Count | None = None
+
+    def __post_init__(self) -> None:
+        needed = 1 + self.magnitudes.bit_length()
+        if needed > self.bits:
+            raise FlatfedError(
+                f"quantize.levels = {self.levels}: a sign and so many magnitudes take {needed} bits, not "
+                f"{self.bits}; use {f'bits = {needed}' if needed <= 8 else 'at most 127 levels'}"
+            )
 
     @property
-    def levels(self) -> int:
-        return 2 ** (self.bits - 1) - 1
+    def magnitudes(self) -> int:
+        return 2 ** (self.bits - 1) - 1 if self.levels is None else self.levels
 
     def encode(self, vector: Tensor, generator: torch.Generator) -> bytes:
         buckets = _buckets(_single(vector), self.bucket)  # [N, B], zeros behind the end
@@ -67,19 +78,19 @@ class Quantize(Compressor):
 
     def _codes(self, values: Tensor, norms: Tensor, generator: torch.Generator) -> Tensor:
         """A magnitude in the lower bits and the sign above them, for values [N, B] and norms [N, 1]."""
-        fraction = values.abs().div_(torch.where(norms > 0, norms, 1)).mul_(self.levels)
+        fraction = values.abs().div_(torch.where(norms > 0, norms, 1)).mul_(self.magnitudes)
         levels = fraction.floor()
         # Compared with the fraction, not added to it: a number that is on a level then stays there.
         levels += torch.rand(levels.shape, generator=generator, dtype=levels.dtype) < fraction.sub_(levels)
-        codes = levels.clamp_(max=self.levels).to(torch.uint8)
+        codes = levels.clamp_(max=self.magnitudes).to(torch.uint8)
         return codes | (((values < 0) & (codes > 0)).to(torch.uint8) << (self.bits - 1))
 
     def decode(self, payload: bytes, size: int, dtype: torch.dtype) -> Tensor:
         count = -(-size // (self.bucket or max(1, size)))
         body = _opened(payload, 4 * count + packed_bytes(size, self.bits))
         norms = _finite(np.frombuffer(body[: 4 * count], np.float32))
-        magnitudes = np.arange(self.levels + 1, dtype=np.float32) / np.float32(self.levels)
-        meaning = np.concatenate([magnitudes, -magnitudes])  # of each code
+        magnitudes = np.arange(2 ** (self.bits - 1), dtype=np.float32) / np.float32(self.magnitudes)
+        meaning = np.concatenate([magnitudes, -magnitudes]).clip(-1, 1)  # of each code
         shares = torch.from_numpy(np.take(meaning, unpack(body[4 * count :], self.bits, size)))
         return _in_precision(_buckets(shares, self.bucket).mul_(norms[:, None]).flatten()[:size], dtype)
 
@@ -138,10 +149,10 @@ class Sign(Compressor):
     """Signs times the mean magnitude of their bucket: (‖v‖₁/d) sign(v), with sign(0) = 1; biased.
 
     ‖v − C(v)‖² = ‖v‖² − ‖v‖₁²/d in each bucket of length d. Takes P + 32 · ⌈P / bucket⌉ bits; `bucket=None`
-    is the whole vector.
+    (in files: "none") is the whole vector.
     """
 
-    bucket: Count | None = None
+    bucket: Bucket = None
 
     def encode(self, vector: Tensor, generator: torch.Generator) -> bytes:
         values = _single(vector)

@@ -144,7 +144,7 @@ def _mixed(algorithm: Algorithm, s: Setting, constants: Constants) -> Iterator[A
     if algorithm.compressed:
         if not isinstance(compress, Quantize) or compress.norm != "l2" or compress.bucket is None:
             return
-        q = fedsynsam.quantization_variance(compress.bucket, compress.levels)
+        q = fedsynsam.quantization_variance(compress.bucket, compress.magnitudes)
     s = _unit_noise(s, constants)
     gamma = fedsynsam.perturbation_disagreement(s, 1 - constants.misalignment)
     yield Applied("fedsynsam", gamma)

@@ -25,9 +25,9 @@ FL-Simulator, FedLESAM, FedSWA and FedNSAM split data this way.
 
 `dirichlet_class`: for each class draw shares p ~ Dirichlet(concentration * 1) over clients and cut the
 shuffled class by the running sum of p. Clients that already hold samples / clients or more get no share of
-the next class. The whole is drawn again until every client has `minimum` samples. The cut is Yurochkin et
-al.'s; the cap and the minimum of 10 are NIID-Bench's, which rounds the cuts down where this scheme rounds
-them without bias.
+the next class, unless `cap` is false: then small concentrations give a few clients most samples. The whole
+is drawn again until every client has `minimum` samples. The cut is Yurochkin et al.'s; the cap and the
+minimum of 10 are NIID-Bench's, which rounds the cuts down where this scheme rounds them without bias.
     Sizes: unequal. Duplicates: none. Unused: none.
     Drawing again cannot succeed when the concentration is small and clients are many, so it stops after
     `redraws` attempts or 10^8 numbers, or at once when so many clients are short that success is out of the
@@ -111,6 +111,7 @@ class DirichletClass(Partition):
 
     concentration: Concentration
     minimum: Count = 10
+    cap: bool = True
     redraws: Annotated[int, Field(ge=0)] = 100
 
     def assign(self, classes: Classes, clients: int, generator: Generator) -> Assignment:
@@ -125,12 +126,12 @@ class DirichletClass(Partition):
 
     def _draw_holdings(self, counts: Indices, clients: int, generator: Generator) -> Indices:
         """Samples per client and class of the first sufficient attempt, or of the best one."""
-        best = _cut(counts, clients, self.concentration, generator)
+        best = _cut(counts, clients, self.concentration, self.cap, generator)
         for _ in range(min(self.redraws, MOST_DRAWS // (best.size + DRAWS_PER_CALL))):
             lacking = self._lacking(best)
             if not 0 < np.count_nonzero(lacking) <= MAX_SHORT_CLIENTS:
                 break
-            holdings = _cut(counts, clients, self.concentration, generator)
+            holdings = _cut(counts, clients, self.concentration, self.cap, generator)
             if self._lacking(holdings).sum() < lacking.sum():
                 best = holdings
         return best
@@ -215,16 +216,16 @@ def _draw(weights: NDArray[np.float64], rows: Indices, generator: Generator) -> 
     return np.searchsorted(ladder, position, side="right") - rows * weights.shape[1]
 
 
-def _cut(counts: Indices, clients: int, concentration: float, generator: Generator) -> Indices:
+def _cut(counts: Indices, clients: int, concentration: float, cap: bool, generator: Generator) -> Indices:
     """One attempt: the samples of each class that each client gets, [clients, classes]."""
     holdings = np.zeros((clients, len(counts)), np.int64)
     sizes = np.zeros(clients, np.int64)
     for column, count in enumerate(counts):
         # A Dirichlet vector with some entries struck out and the rest rescaled is a Dirichlet vector
         # over the rest. Drawing that directly is the same rule and cannot divide by a vanished sum.
-        below_average = np.flatnonzero(sizes * clients < counts.sum())
-        shares = generator.dirichlet(np.full(len(below_average), concentration))
-        holdings[below_average, column] = apportion(shares, count, generator)
+        sharing = np.flatnonzero(sizes * clients < counts.sum()) if cap else np.arange(clients)
+        shares = generator.dirichlet(np.full(len(sharing), concentration))
+        holdings[sharing, column] = apportion(shares, count, generator)
         sizes += holdings[:, column]
     return holdings
 
