@@ -324,7 +324,7 @@ def test_a_folder_that_was_damaged_in_tuning_is_named_and_ends_with_2(small, tmp
     config.write_text(CONFIG)
     command = ["recommend", str(config), "--seeds", "2", "--runs", str(tmp_path / "runs")]
     assert CliRunner().invoke(cli.app, command).exit_code == 0
-    (history, *_) = sorted((tmp_path / "runs").glob("*/fedavg-seed100-*/history.jsonl"))
+    (history, *_) = sorted((tmp_path / "runs").glob("*/*fedavg-seed100-*/history.jsonl"))
     history.write_text(history.read_text().replace('"validation_accuracy": 0.', '"validation_accuracy": 1.'))
     done = CliRunner().invoke(cli.app, command)
     assert done.exit_code == 2 and "Recommended: " in done.stdout

@@ -341,3 +341,16 @@ def test_a_generic_composition_can_be_tuned(tmp_path):
     described = generic("fedgloss").describe()
     (tuned,) = tuning(tmp_path, described, configurations=1, rounds=1).run(unwatched)
     assert tuned.best is not None and math.isfinite(tuned.best.accuracies[0])
+
+
+def test_the_mean_of_a_rungs_last_fifth_decides(tmp_path):
+    (tuned,) = tuning(tmp_path, "fedavg", configurations=3, rounds=30, lr=1.0).run(unwatched)
+    assert tuned.rounds == [10, 30]
+    differs = False
+    for candidate in tuned.candidates:
+        curve = [row["validation_accuracy"] for row in candidate.run.finished_rounds()]
+        for rounds, value in zip(tuned.rounds, candidate.accuracies, strict=False):
+            late = curve[rounds - rounds // 5 : rounds]
+            assert value == pytest.approx(sum(late) / len(late), abs=1e-15)
+            differs |= value != late[-1]
+    assert differs

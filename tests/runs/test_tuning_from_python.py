@@ -81,7 +81,8 @@ def test_halving_tunes_the_step_size_and_the_algorithms_own_options(tmp_path):
     assert {"training.lr", "algorithm.radius"} <= result.best.settings.keys()
     assert result.training == TRAINING.replaced(lr=result.best.settings["training.lr"])
     run = ff.train(task(), result.algorithm, result.training, **QUIET)
-    assert run.history[-1]["validation_accuracy"] == result.best.accuracy
+    late = [row["validation_accuracy"] for row in run.history[-2:]]  # the last fifth of nine rounds
+    assert result.best.accuracy == pytest.approx(sum(late) / 2, abs=1e-15)
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def tune_by_halving(
     if not lines:
         check_damage(damaged)
         raise DivergedError("all configurations diverged; set clip, or take fewer local steps")
-    console.print("chosen by final validation accuracy, best:")
+    console.print("chosen by validation accuracy (mean of the last fifth of the rounds), best:")
     for line in lines:
         tell(line)
     tell(f"Run folders are in {runs}; the same command runs what is missing.")

@@ -52,11 +52,12 @@ def race_page(preset: Preset, rows: Sequence[Result], measured: Sequence[Measure
             "one or two options that matter in it, by halving in rungs of "
             f"{' and '.join(map(str, halving.counts))}, the first of which ends after "
             f"1/{halving.factor ** (len(halving.counts) - 1)} of a run, with the same number of "
-            f"gradients for every method. The settings chosen are run under seeds {seeds}, which tuning did "
-            "not see: other clients, first weights, participants and batches. Test samples decide nothing. "
-            "All methods run as many rounds as FedAvg; *at equal gradients* and *at equal bytes* are the "
-            "last of 12 evaluations within what FedAvg's whole run takes, *last fifth* is the mean of "
-            "the evaluations in the last fifth of the rounds."
+            "gradients for every method; the mean of the accuracies in the last fifth of a rung decides. "
+            f"The settings chosen are run under seeds {seeds}, which tuning did not see: other clients, "
+            "first weights, participants and batches. Test samples decide nothing. All methods run as many "
+            "rounds as FedAvg; *at equal gradients* and *at equal bytes* are the last of 12 evaluations "
+            "within what FedAvg's whole run takes, *last fifth* is the mean of the evaluations in the last "
+            "fifth of the rounds."
         ),
         "",
         _paragraph(

@@ -13,7 +13,7 @@ from flatfed.algorithms import ALGORITHMS, build
 from flatfed.core.errors import check_choice
 from flatfed.race.entries import Entry, compositions
 from flatfed.race.results import Row
-from flatfed.runs.halving import Halving
+from flatfed.runs.halving import EVALUATIONS, Halving
 from flatfed.runs.identity import digest_of
 
 
@@ -65,7 +65,8 @@ class Preset:
 
     def digest(self, task: RaceTask, entry: Entry) -> str:
         """Of what decides the results of a method on a task, apart from the program itself."""
-        tuning = [self.halving.configurations, self.halving.factor, self.halving.counts, self.tuning_seed]
+        halving = self.halving
+        tuning = [halving.configurations, halving.factor, halving.counts, EVALUATIONS, self.tuning_seed]
         return digest_of([task.config, entry.algorithm, entry.tuned, tuning])[:10]
 
     def current(self, rows: Iterable[Row]) -> list[Row]:

@@ -24,7 +24,7 @@ from flatfed.race.recommendation import Costs, Finalist, Recommendation
 from flatfed.race.standings import BASELINE
 from flatfed.runs.budget import Pace, gradients_of
 from flatfed.runs.files import read_sealed, write_sealed
-from flatfed.runs.halving import Candidate, Method, Tuning, Values, Watch
+from flatfed.runs.halving import Candidate, Method, Tuning, Values, Watch, evaluation_interval
 from flatfed.runs.identity import digest_of
 from flatfed.runs.setting import PlannedRun, Setting
 from flatfed.runs.statistics import ACCURACY, VALIDATION, last, total
@@ -78,7 +78,8 @@ class Recommender:
     def timing(self) -> Setting:
         """That of tuning, under a seed of its own, but for the workers."""
         rounds = self.validated.tables["training"]["rounds"]
-        return changed(self.validated, seed=self.first_seed + TUNING_SEED, evaluate_every=rounds)
+        every = evaluation_interval(rounds)
+        return changed(self.validated, seed=self.first_seed + TUNING_SEED, evaluate_every=every)
 
     @cached_property
     def for_tuning(self) -> Setting:

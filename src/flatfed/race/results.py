@@ -41,7 +41,7 @@ class Result(CheckedModel):
     bytes_up: int
     bytes_down: int
     validation_accuracy: float | None = None
-    """On the validation samples after the last round."""
+    """On the validation samples; of final runs after the last round, of others in the last fifth."""
     test_accuracy: float | None = None
     """Of final runs, after the last round; no test accuracy is read while tuning."""
     test_tail: float | None = None

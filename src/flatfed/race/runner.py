@@ -16,7 +16,7 @@ from flatfed.race.preset import Preset, RaceTask
 from flatfed.race.results import Phase, Result, Results
 from flatfed.runs.budget import Pace, gradients_of
 from flatfed.runs.environment import source_commit
-from flatfed.runs.halving import Candidate, Method, Tuned, Tuning, Values, Watch
+from flatfed.runs.halving import Candidate, Method, Tuned, Tuning, Values, Watch, evaluation_interval
 from flatfed.runs.setting import PlannedRun, Setting
 from flatfed.runs.statistics import ACCURACY, VALIDATION, last, mean, tail, total, within
 from flatfed.training.loop import History
@@ -47,9 +47,10 @@ class TaskRace:
 
     @cached_property
     def setting(self) -> Setting:
-        """Under the seed on which methods are tuned; only the ends of rungs are evaluated."""
+        """Under the seed on which methods are tuned."""
         training = self.task.config["training"]
-        changes = {"seed": self.preset.tuning_seed, "evaluate_every": training["rounds"]}
+        every = evaluation_interval(training["rounds"])
+        changes = {"seed": self.preset.tuning_seed, "evaluate_every": every}
         execution = {"checkpoint_every": training["rounds"], **self.execution}
         tables = {**self.task.config, "training": {**training, **changes}, "execution": execution}
         return Setting(tables, self.root / self.task.name)

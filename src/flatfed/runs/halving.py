@@ -6,8 +6,10 @@ algorithm's constructor, or the parts of a composition, declare with a range; th
 values as given, the others are proposed by Optuna's TPE. Rungs end after a number of gradients rather than
 rounds: every method gets the same number of configurations and of gradients, up to a part of a round.
 
-Accuracies on the validation samples decide. Run folders are the only record: what was proposed follows from
-the seed and from them, so tuning that was interrupted goes on to the same result.
+The mean of the accuracies on the validation samples in the last fifth of a rung's rounds decides: where
+clients differ, the accuracy of a single round may be several points off. Run folders are the only record:
+what was proposed follows from the seed and from them, so tuning that was interrupted goes on to the same
+result.
 
 The model of a run does not depend on how many rounds it was asked for (schedules over rounds have a length of
 their own, `lr_cosine`), so that of a rung is that of an uninterrupted run.
@@ -30,7 +32,7 @@ from flatfed.core.types import Range
 from flatfed.runs.budget import Pace, gradients_of, rounds_within
 from flatfed.runs.files import RunFolderError
 from flatfed.runs.setting import PlannedRun, Setting
-from flatfed.runs.statistics import VALIDATION, by_round, total
+from flatfed.runs.statistics import VALIDATION, mean, tail, total
 from flatfed.training.loop import Callback, History
 
 Place = tuple[str | int, ...]
@@ -38,8 +40,15 @@ Place = tuple[str | int, ...]
 STEP_SIZE: Place = ("training", "lr")
 Values = tuple[float, ...]
 Ending = Literal["waiting", "tried", "diverged", "left out"]
+EVALUATIONS = 30
+"""Of a whole run that is being tuned: enough for means over the ends of rungs."""
 Watch = Callable[["Candidate", int, int], Callback]
 """Makes the progress callback of a run, given its candidate, the rung and how many rounds it has."""
+
+
+def evaluation_interval(rounds: int) -> int:
+    """After how many rounds each a run of so many is evaluated while it is being tuned."""
+    return max(1, rounds // EVALUATIONS)
 
 
 @dataclass(frozen=True)
@@ -168,7 +177,7 @@ class Candidate:
     values: Values
     run: PlannedRun
     accuracies: list[float | None] = field(default_factory=list)
-    """On the validation samples, at the end of each rung; None if the run did not get there."""
+    """On the validation samples, in the last fifth of each rung; None if the run did not get there."""
     state: Ending = "waiting"
     rounds: int = 0
     gradients: int = 0
@@ -299,9 +308,8 @@ class Tuning:
             candidate.state, candidate.note = "left out", str(error)
             candidate.accuracies.append(None)
             return
-        curve = by_round(history, VALIDATION)
-        value = curve[max(curve)] if curve and candidate.state != "diverged" else None
-        candidate.accuracies.append(value)
+        value = mean(tail(history, VALIDATION))
+        candidate.accuracies.append(value if candidate.state != "diverged" else None)
         candidate.rounds = len(history)
         candidate.gradients = int(total(history, "gradient_evaluations"))
         if candidate.state != "diverged":
