@@ -277,6 +277,9 @@ def test_the_svg_is_the_same_for_the_same_figures_and_has_the_names():
     # Long titles are broken.
     long = svg.picture("", [replace(figures[0], title=" ".join(["a title of some length"] * 4))]).decode()
     assert "length a title" in long and "length a title of some length a title" not in long
+    words = " ".join(["some words of it"] * 8)
+    around = svg.picture(words, figures[:1], words).decode()
+    assert "some words of it" in around and words not in around
 
 
 # -- the command ------------------------------------------------------------------------------------------
