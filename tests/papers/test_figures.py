@@ -282,6 +282,17 @@ def test_the_svg_is_the_same_for_the_same_figures_and_has_the_names():
     assert "some words of it" in around and words not in around
 
 
+def test_zero_has_no_place_on_a_logarithmic_axis_and_a_lone_point_is_marked():
+    runs = [FinishedRun(test_accuracy=[0.0, 0.4])]
+    (curve,) = drawn(with_panel("fedswa/figure5", draw="curves"), [(cells("fedswa/figure5")[0], runs)], {})
+    curve = replace(curve, layout={**curve.layout, "yaxis": {**curve.layout["yaxis"], "type": "log"}})
+    axes = pytest.importorskip("matplotlib.figure").Figure().add_subplot()
+    svg._draw_lines(axes, curve)
+    (line,) = axes.lines
+    first, second = line.get_ydata()
+    assert axes.get_yscale() == "log" and math.isnan(first) and second == 40 and line.get_marker() == "o"
+
+
 # -- the command ------------------------------------------------------------------------------------------
 
 # A figure of each kind, with as few methods as show it.

@@ -75,7 +75,10 @@ def _draw_lines(axes: Axes, figure: Figure) -> None:
     for trace in figure.traces:
         colour, style = _look(trace)
         x, y = _numbers(trace["x"]), _numbers(trace["y"])
-        marker = "o" if "markers" in trace["mode"] else None
+        if figure.layout["yaxis"].get("type") == "log":
+            y[y <= 0] = np.nan  # a line would come from infinitely far below
+        alone = np.count_nonzero(np.isfinite(y)) == 1
+        marker = "o" if alone or "markers" in trace["mode"] else None
         axes.plot(x, y, style, color=colour, marker=marker, markersize=4, linewidth=1.6, label=trace["name"])
         if "deviation" in trace["meta"]:
             deviation = _numbers(trace["meta"]["deviation"])
