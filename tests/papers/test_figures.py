@@ -277,6 +277,20 @@ def test_the_svg_is_the_same_for_the_same_figures_and_has_the_names():
     # Long titles are broken.
     long = svg.picture("", [replace(figures[0], title=" ".join(["a title of some length"] * 4))]).decode()
     assert "length a title" in long and "length a title of some length a title" not in long
+    words = " ".join(["some words of it"] * 8)
+    around = svg.picture(words, figures[:1], words).decode()
+    assert "some words of it" in around and words not in around
+
+
+def test_zero_has_no_place_on_a_logarithmic_axis_and_a_lone_point_is_marked():
+    runs = [FinishedRun(test_accuracy=[0.0, 0.4])]
+    (curve,) = drawn(with_panel("fedswa/figure5", draw="curves"), [(cells("fedswa/figure5")[0], runs)], {})
+    curve = replace(curve, layout={**curve.layout, "yaxis": {**curve.layout["yaxis"], "type": "log"}})
+    axes = pytest.importorskip("matplotlib.figure").Figure().add_subplot()
+    svg._draw_lines(axes, curve)
+    (line,) = axes.lines
+    first, second = line.get_ydata()
+    assert axes.get_yscale() == "log" and math.isnan(first) and second == 40 and line.get_marker() == "o"
 
 
 # -- the command ------------------------------------------------------------------------------------------

@@ -34,6 +34,8 @@ STYLE: dict[Any, Any] = {
 WIDTH, HEIGHT = 6.0, 3.6
 TITLE = 50
 """Letters of a title that fit above a picture."""
+OVERALL, NOTE = 55, 95
+"""Letters for each picture in a line that fit above all of them and below."""
 BESIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
 """Legends stand beside what they explain, which they would hide."""
 
@@ -56,9 +58,9 @@ def picture(title: str, figures: Sequence[Figure], note: str = "") -> bytes:
     lines = math.ceil(len(figures) / columns)
     with rc_context(STYLE):
         canvas = Canvas(figsize=(WIDTH * columns, HEIGHT * lines + 0.5), layout="constrained")
-        canvas.suptitle(title, fontweight="bold", fontsize=11)
+        canvas.suptitle(textwrap.fill(title, OVERALL * columns), fontweight="bold", fontsize=11)
         if note:
-            canvas.supxlabel(note, fontsize=8, color="#555555")
+            canvas.supxlabel(textwrap.fill(note, NOTE * columns), fontsize=8, color="#555555")
         for place, figure in enumerate(figures, start=1):
             solid = any(trace["type"] == "surface" for trace in figure.traces)
             axes = canvas.add_subplot(lines, columns, place, projection="3d" if solid else None)
@@ -73,7 +75,10 @@ def _draw_lines(axes: Axes, figure: Figure) -> None:
     for trace in figure.traces:
         colour, style = _look(trace)
         x, y = _numbers(trace["x"]), _numbers(trace["y"])
-        marker = "o" if "markers" in trace["mode"] else None
+        if figure.layout["yaxis"].get("type") == "log":
+            y[y <= 0] = np.nan  # a line would come from infinitely far below
+        alone = np.count_nonzero(np.isfinite(y)) == 1
+        marker = "o" if alone or "markers" in trace["mode"] else None
         axes.plot(x, y, style, color=colour, marker=marker, markersize=4, linewidth=1.6, label=trace["name"])
         if "deviation" in trace["meta"]:
             deviation = _numbers(trace["meta"]["deviation"])
