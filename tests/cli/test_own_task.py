@@ -260,7 +260,7 @@ def test_inputs_may_be_dictionaries_all_the_way_to_the_report(folder):
     )
     assert "With 50 test samples" in compared
     assert "Samples by class and client" in Path("runs/report.html").read_text()
-    (run,) = Path("runs").glob("my_task-fedavg-*")
+    (run,) = Path("runs").glob("trees-fedavg-*")
     assert "accuracy" in flatfed("diagnose", run, "clients", "sharpness")
 
 
