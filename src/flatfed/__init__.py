@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from flatfed.runs.train import Run, plot, train
     from flatfed.runs.tuning import tune
     from flatfed.training.callbacks import MLflow, TensorBoard, Wandb
+    from flatfed.training.config import load_task
     from flatfed.training.loop import Progress
     from flatfed.training.task import Task, accuracy
 
@@ -53,6 +54,7 @@ __all__ = [
     "compare",
     "diagnostics",
     "load_run",
+    "load_task",
     "lora",
     "model_to_vector",
     "parts",
@@ -82,6 +84,7 @@ _MODULES = {
     "runs.train": ("Run", "plot", "train"),
     "runs.tuning": ("tune",),
     "training.callbacks": ("MLflow", "TensorBoard", "Wandb"),
+    "training.config": ("load_task",),
     "training.loop": ("Progress",),
     "training.task": ("Task", "accuracy"),
 }

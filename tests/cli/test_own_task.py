@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+import flatfed as ff
 from flatfed import FlatfedError, cli
 from flatfed.training import own_task
 from flatfed.training.config import Config
@@ -163,6 +164,20 @@ def test_a_task_may_ask_for_the_seed_and_import_what_is_beside_it(written, folde
     assert load_file("run/model.safetensors")["layers.0.weight"].shape == (7, 8)
 
 
+def test_tasks_of_files_are_tasks_in_python_too(written):
+    task = ff.load_task("my_task.py:make", ["task.width=5", "data.validation=0.1"])
+    assert task.model.layers[0].out_features == 5 and task.federation.validation is not None
+    Path("c.toml").write_text('[data]\nclients = 7\n[model]\nname = "logistic_regression"\n[training]\nrounds = 2\n')
+    own = ff.load_task(Path("c.toml"), ["training.seed=1"])
+    assert len(own.federation) == 7 and isinstance(own, ff.Task)
+    training = ff.Training(rounds=1, participants=2, local_steps=1, batch_size=4, lr=0.1)
+    compared = ff.compare(own, ["fedavg"], training, seeds=1, folder="compared", progress=False)
+    assert len(compared.to_dataframe()) == 1
+    for arguments in ((3,), ("c.toml", "training.seed=1")):
+        with pytest.raises(FlatfedError, match="give a file, and assignments in a list"):
+            ff.load_task(*arguments)
+
+
 def test_a_config_file_may_name_it(written):
     Path("c.toml").write_text('task = "my_task.py:make"\n[training]\nrounds = 2\n')
     flatfed("run", "c.toml", "--folder", "run")
@@ -260,7 +275,7 @@ def test_inputs_may_be_dictionaries_all_the_way_to_the_report(folder):
     )
     assert "With 50 test samples" in compared
     assert "Samples by class and client" in Path("runs/report.html").read_text()
-    (run,) = Path("runs").glob("my_task-fedavg-*")
+    (run,) = Path("runs").glob("trees-fedavg-*")
     assert "accuracy" in flatfed("diagnose", run, "clients", "sharpness")
 
 

@@ -316,6 +316,18 @@ class Config(CheckedModel):
             raise FlatfedError(one_line(error, known, prefix)) from None
 
 
+def load_task(reference: str | Path, settings: Sequence[str] = ()) -> Task:
+    """The task of a config file, which may name flatfed's own data and model, or of my_task.py:make.
+
+    `settings` are assignments as on the command line, for instance "training.seed=1" or "task.width=64".
+    """
+    if not isinstance(reference, str | Path) or isinstance(settings, str):
+        raise FlatfedError(
+            f"load_task({shown(reference)}, {shown(settings)}): give a file, and assignments in a list"
+        )
+    return Config.read(Path(reference), settings).make_task()
+
+
 def make_model(
     description: Mapping[str, Any], input_shape: tuple[int, ...], classes: int | None, seed: int
 ) -> nn.Module:
