@@ -277,7 +277,7 @@ def test_divergence_is_reported_and_keeps_the_run(tmp_path):
 
 
 # So many that the run is still going on when this process gets to look, however busy the machine is.
-LONG = ["--set", "training.rounds=120", "--set", "execution.checkpoint_every=7"]
+LONG = ["--set", "training.rounds=400", "--set", "execution.checkpoint_every=7"]
 
 
 @pytest.fixture(scope="module")
@@ -305,7 +305,7 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(tmp_path, how, straight):
     assert resumed.returncode == 0, resumed.stderr
     assert (broken / "model.safetensors").read_bytes() == (straight / "model.safetensors").read_bytes()
     rounds = [json.loads(line)["round"] for line in history.read_text().splitlines()]
-    assert rounds == list(range(1, 121))
+    assert rounds == list(range(1, 401))
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["list"], ["show", "fedsam"]])

@@ -293,3 +293,23 @@ def write_npz(path: Path):
     parts = {"train": 6, "test": 2}
     inputs = {f"{part}_inputs": np.ones((count, 3)) for part, count in parts.items()}
     np.savez(path, **inputs, **{f"{part}_targets": np.arange(count) % 2 for part, count in parts.items()})
+
+
+def write_client_tables(root, suffix):
+    """A table for each of two clients, and one of test samples."""
+    for name in ("ann", "bob", "test"):
+        columns = {"age": [1.5, 2.0, 3.25], "score": [3, 1, 2], "label": [0, 1, 2]}
+        path = root / f"{name}.{suffix}"
+        if suffix == "csv":
+            lines = [
+                ",".join(columns),
+                *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True)),
+            ]
+            path.write_text("\n".join(lines) + "\n")
+        elif suffix == "npz":
+            np.savez(path, **columns)
+        else:
+            import pyarrow
+            from pyarrow import parquet
+
+            parquet.write_table(pyarrow.table(columns), path)

@@ -339,7 +339,6 @@ def test_images_in_class_folders(tmp_path):
         ('x,y\n"1,2\n', "a.csv: line 2: not CSV"),
         ("x,y\n1,2\n\0,3\n", "a.csv: "),
         ("x,y\n1,0\n1_2,1\n", "a.csv: column 'x', line 3: '1_2' is not a number"),
-        ("x,y\n1,0\n2,10000000\n", "targets = 'y': the largest is 10000000, and classes count from 0"),
     ],
 )
 def test_bad_tables_are_named_by_file_column_and_line(tmp_path, text, said):
@@ -363,6 +362,23 @@ def test_a_text_among_numbers_is_not_taken_for_a_category(tmp_path):
 def test_texts_that_python_would_read_as_numbers_are_texts(tmp_path):
     (tmp_path / "a.csv").write_text("x,y\n1,1_2\n2,3_4\n")
     assert ff.Federation.from_folder(tmp_path, ["x"], "y").categories == {"y": ("1_2", "3_4")}
+
+
+def test_names_of_files_and_columns_stay_in_one_line(tmp_path):
+    (tmp_path / "a\n\x1b[31m.csv").write_text('"x\x0bz","y\n"\n1,0\n')
+    with refused("a\\n\\x1b[31m.csv: no column 'x'; choose from: x\\x0bz, y\\n"):
+        ff.Federation.from_folder(tmp_path, "x", "y")
+
+
+def test_numbers_that_count_no_classes(tmp_path):
+    (tmp_path / "test.csv").write_text("x,y\n1,0\n")
+    for label, said in ((10**7, "targets = 'y': not a class"), (-1, "targets = 'y': -1 is no class")):
+        (tmp_path / "a.csv").write_text(f"x,y\n1,0\n2,{label}\n")
+        with refused(said):
+            DATASETS["folder"](tmp_path, ["x"], "y")
+        # They may be numbers to predict.
+        federation = ff.Federation.from_folder(tmp_path, ["x"], "y")
+        assert rows(federation, 0)[1].tolist() == [0, label] and (label < 0 or federation.classes is None)
 
 
 def test_files_without_rows_are_named(tmp_path):

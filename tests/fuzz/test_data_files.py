@@ -1,6 +1,8 @@
 """Data files of every format that a loader reads, damaged, and any option of any loader and partition."""
 
+import functools
 import gzip
+import importlib.util
 import inspect
 import io
 import json
@@ -38,8 +40,21 @@ WRITERS: dict[str, tuple[str, Callable[[Path], Any], dict[str, Any]]] = {
     "xml": ("shakespeare", fake.write_shakespeare, fake.SMALL_OPTIONS["shakespeare"]),
     "images": ("image_folder", lambda root: fake.write_image_folder(root, ["ant", "bee"]), {}),
     "tiny": ("tiny_imagenet", lambda root: fake.write_tiny_imagenet(root, train=1, test=1), {}),
+    "client csv": ("folder", lambda root: fake.write_client_tables(root, "csv"), {"targets": "label"}),
+    "client npz": ("folder", lambda root: fake.write_client_tables(root, "npz"), {"targets": "label"}),
+    "client parquet": (
+        "folder",
+        lambda root: fake.write_client_tables(root, "parquet"),
+        {"targets": "label"},
+    ),
     "npz": ("npz", lambda root: fake.write_npz(root / "data.npz"), {}),
 }
+for _kind in ("csv", "npz", *(["parquet"] if importlib.util.find_spec("pyarrow") else [])):
+    WRITERS[f"client {_kind}"] = (
+        "folder",
+        functools.partial(fake.write_client_tables, suffix=_kind),
+        {"targets": "label"},
+    )
 TEMPLATES = Path(tempfile.mkdtemp(prefix="flatfed-fuzz-templates-"))
 for _name, (_, _write, _) in WRITERS.items():
     (TEMPLATES / _name).mkdir()

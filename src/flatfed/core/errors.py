@@ -12,6 +12,10 @@ from pydantic import ValidationError
 class FlatfedError(ValueError):
     """Something the user can fix; its text is one line that says what is wrong and how to fix it."""
 
+    def __init__(self, message: str = "") -> None:
+        # Names of files and columns may hold anything.
+        super().__init__(printable(message))
+
 
 class DivergedError(FlatfedError):
     """Training left the finite numbers."""

@@ -63,10 +63,6 @@ class Federation(ABC):
         """Test data that look like this client's own, where there are any."""
         return None
 
-    def checked(self, client: int) -> int:
-        """The number of a client that there is."""
-        return checked_client(client, len(self))
-
     def tensors(self) -> list[Tree] | None:
         """All clients' data, to tell one federation from another; None if that would mean loading them."""
         return None
@@ -317,10 +313,10 @@ class PooledFederation(Federation):
         return len(self.pool)
 
     def client(self, number: int) -> ClientData:
-        return self.pool.client(self.checked(number))
+        return self.pool.client(checked_client(number, len(self)))
 
     def client_test(self, number: int) -> ClientData | None:
-        self.checked(number)
+        checked_client(number, len(self))
         return None if self.client_tests is None else self.client_tests.client(number)
 
     @property
@@ -382,10 +378,9 @@ class LoadedFederation(Federation):
         return self._clients
 
     def client(self, number: int) -> ClientData:
-        return self._loaded("clients", self._load, self.checked(number))
+        return self._loaded("clients", self._load, number)
 
     def client_test(self, number: int) -> ClientData | None:
-        self.checked(number)
         return self._load_test and self._loaded("client_tests", self._load_test, number)
 
     def _loaded(self, name: str, load: Callable[[int], Samples], number: int) -> ClientData:

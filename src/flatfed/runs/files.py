@@ -30,8 +30,6 @@ def sha256(content: bytes) -> str:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Either the whole content is at `path`, safely on disk, or what was there before."""
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        raise FlatfedError(f"{path}: a device or pipe, which would be replaced; choose another name")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
         with temporary.open("wb") as file:

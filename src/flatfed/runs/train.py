@@ -149,6 +149,8 @@ class Run:
     def save(self, path: str | Path, best: bool = False) -> Path:
         """Writes the parameters and buffers of the final, or the best, global model as a safetensors file."""
         path, model = as_path("path", path), self.best.model if best else self.model
+        if path.exists() and not path.is_file():
+            raise FlatfedError(f"{path}: no regular file, and it would be replaced; choose another name")
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, module_bytes(model))
         return path

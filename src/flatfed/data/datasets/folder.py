@@ -320,6 +320,11 @@ def load_folder(
         raise FlatfedError(
             f"targets = {shown(targets)}: not a class; for anything else write a task, flatfed new my-task"
         )
+    for labels in (data.targets, *(() if data.test is None else data.test[1:])):
+        if int(labels.min()) < 0:
+            raise FlatfedError(
+                f"targets = {shown(targets)}: {int(labels.min())} is no class, which are counted from 0"
+            )
     if data.test is None:
         raise FlatfedError(
             f"{folder}: no test samples; put some into {TEST}, or take a share with test = 0.2"
