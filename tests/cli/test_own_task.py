@@ -167,7 +167,9 @@ def test_a_task_may_ask_for_the_seed_and_import_what_is_beside_it(written, folde
 def test_tasks_of_files_are_tasks_in_python_too(written):
     task = ff.load_task("my_task.py:make", ["task.width=5", "data.validation=0.1"])
     assert task.model.layers[0].out_features == 5 and task.federation.validation is not None
-    Path("c.toml").write_text('[data]\nclients = 7\n[model]\nname = "logistic_regression"\n[training]\nrounds = 2\n')
+    Path("c.toml").write_text(
+        '[data]\nclients = 7\n[model]\nname = "logistic_regression"\n[training]\nrounds = 2\n'
+    )
     own = ff.load_task(Path("c.toml"), ["training.seed=1"])
     assert len(own.federation) == 7 and isinstance(own, ff.Task)
     training = ff.Training(rounds=1, participants=2, local_steps=1, batch_size=4, lr=0.1)
