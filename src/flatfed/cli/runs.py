@@ -52,8 +52,8 @@ def runs(
             ]
         )
     else:
-        others = ("task", "method", "seed", "rounds", "accuracy %", "state", "MB")
-        table = Table(Column("folder", overflow="fold"), *others)
+        words = (Column(name, overflow="fold") for name in ("folder", "task", "method"))
+        table = Table(*words, "seed", "rounds", "accuracy %", "state", "MB")
         for run in chosen:
             cells = (
                 str(run.folder.relative_to(folder)),
