@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 import typer
 from command import Command, flatfed
+from typer.testing import CliRunner
 
+from flatfed.cli import algorithms, app
 from flatfed.cli.terminal import command_of
 from flatfed.core.errors import FlatfedWarning
 
@@ -31,6 +33,16 @@ def test_list_names_every_algorithm():
     assert shown.returncode == 0
     for name in ALGORITHMS:
         assert re.search(rf"\b{name}\b", shown.stdout), name
+
+
+def test_an_algorithm_is_shown_before_the_catalog_is_written_again(monkeypatch):
+    known = algorithms.catalog()
+    others = {name: known[name] for name in known if name != "fedsam"}
+    monkeypatch.setattr(algorithms, "catalog", lambda: others)
+    done = CliRunner().invoke(app, ["show", "FedSAM", "--json"])
+    assert done.exit_code == 0 and json.loads(done.stdout) == known["fedsam"], done.output
+    done = CliRunner().invoke(app, ["show", "fedsamm"])
+    assert done.exit_code == 2 and "did you mean 'fedsam'" in done.stderr
 
 
 def test_show_prints_equations_defaults_and_traffic():

@@ -51,6 +51,13 @@ def test_every_run_is_listed_with_how_it_ended(root):
     assert shown.exit_code == 0 and "2 of 2 runs" in shown.stdout and "damaged" in shown.stdout
 
 
+def test_long_names_of_folders_are_listed_whole(root):
+    name = "digits-dirichlet_client-fedsam-seed0-0123456789-and-a-few-words-more-than-fit-into-a-line"
+    (root / "a").rename(root / name)
+    lines = [line.split("│")[1].strip() for line in runs(root).stdout.splitlines() if line.startswith("│")]
+    assert name in "".join(lines)
+
+
 def test_conditions_may_hold_anything(root):
     for value in ("[" * 10**5, "9" * 5000, "\x1b[31m", ""):
         assert listed(root, "--where", f"training.seed={value}") == {}

@@ -51,6 +51,10 @@ def test_every_algorithm_cites_its_paper():
     assert ALGORITHMS.keys() - cited == WITHOUT_IDENTIFIER
 
 
+def test_the_readme_counts_the_algorithms():
+    assert re.search(r"(\d+) algorithms", (ROOT / "README.md").read_text())[1] == str(len(ALGORITHMS))
+
+
 def test_the_readme_example_runs(tmp_path):
     blocks = re.findall(r"```python\n(import flatfed.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert len(blocks) == 1

@@ -10,7 +10,8 @@ from torch import nn
 import flatfed as ff
 
 WORK = {"rounds": 1, "local_steps": 1, "lr": 0.01}
-INPUTS, NUMBERS = torch.randn(6, 4), torch.randn(6)
+DRAW = torch.Generator().manual_seed(0)
+INPUTS, NUMBERS = torch.randn(6, 4, generator=DRAW), torch.randn(6, generator=DRAW)
 
 
 def squared(outputs, targets):
@@ -35,6 +36,18 @@ def test_losses_that_would_compare_everything_with_everything_are_refused(loss, 
         train(NUMBERS, loss, batch_size)
     with pytest.raises(ff.FlatfedError, match="so it compares"):
         train(NUMBERS[:, None], loss, batch_size, nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)))
+
+
+@pytest.mark.parametrize("loss", [F.mse_loss, F.l1_loss, nn.HuberLoss()])
+@pytest.mark.parametrize("batch_size", [1, 6])
+@pytest.mark.parametrize("targets", [NUMBERS + 1e4, torch.full((6,), 3.0), (NUMBERS > 0).float()])
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_that_is_seen_wherever_the_first_outputs_lie(targets, loss, batch_size):
+    model = nn.Linear(4, 1)
+    nn.init.zeros_(model.weight)
+    with pytest.raises(ff.FlatfedError, match="so it compares every output"):
+        train(targets, loss, batch_size, model)
+    assert train(targets[:, None], loss, batch_size, model).history
 
 
 @pytest.mark.filterwarnings("ignore:Using a target size")

@@ -114,7 +114,7 @@ VARIANTS = {"scaffold": [{"option": "I"}], "fedmoswa": [{"option": "I"}], "fedmo
 IN_EVERY_STATE = {"fedavg", "scaffold", "fedsagd", "fedspeed"}
 """The others take turns, because an optimizer's state knows nothing of the algorithm."""
 CASES = [
-    pytest.param(name, {**GENERIC[name], **variant}, optimizer, state)
+    pytest.param(name, {**GENERIC.get(name, {}), **variant}, optimizer, state)
     for turn, name in enumerate(sorted(set(ff.ALGORITHMS) - set(OWN)))
     for variant in [{}, *VARIANTS.get(name, [])]
     for place, optimizer in enumerate(OPTIMIZERS)

@@ -261,6 +261,13 @@ def test_samples_that_learnt_nothing_are_reported() -> None:
         distilled(parts.TrajectoryMatching(inner_rate=50.0, **options), models_of(3))
 
 
+def test_a_loss_that_is_no_share_says_nothing_of_what_was_learnt() -> None:
+    options = {"models": 3, "steps": 2, "samples_per_class": 1, "iterations": 1, "inner_rate_rate": 0.0}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        distilled(parts.TrajectoryMatching(inner_rate=50.0, normalise=False, **options), models_of(3))
+
+
 def test_samples_stay_as_they_start_at_rate_zero() -> None:
     part = parts.TrajectoryMatching(models=3, steps=2, samples_per_class=1, iterations=2, sample_rate=0.0)
     first = part._first(server_with(part, models_of(3)), context(2))

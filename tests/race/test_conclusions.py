@@ -229,7 +229,7 @@ def test_the_page_says_whether_a_composition_wins_where_it_was_not_chosen(accura
     rows = screened(FIRST, {COMPOSED: 0.8}) + raced(FIRST, {"fedavg": 0.6, "fedcm": 0.5, COMPOSED: 0.99})
     page = race_page(SMALL, rows, [], "ranks.svg")
     assert "They have not run on other tasks yet." in page
-    assert "2 of 7 methods and 1 compositions under 2 seeds" in page
+    assert "2 of 7 methods and 1 composition under 2 seeds" in page
     rows += raced(SECOND, {"fedavg": 0.6, "fedcm": 0.7, COMPOSED: accuracy})
     page = race_page(SMALL, rows, [], "ranks.svg").replace("\n", " ")
     place = 1 if accuracy > 0.7 else 2

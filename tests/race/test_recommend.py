@@ -20,7 +20,7 @@ from flatfed.race import recommender as recommenders
 from flatfed.race.effort import Effort, affordable, efforts, seconds_of
 from flatfed.race.portfolio import Portfolio, portfolio, portfolio_of
 from flatfed.race.preset import preset
-from flatfed.race.recommend import cheapest_alike
+from flatfed.race.recommend import beside_others, cheapest_alike
 from flatfed.race.recommender import Recommender
 from flatfed.race.results import Result
 from flatfed.runs.budget import Pace
@@ -268,6 +268,26 @@ batch_size = 4
 [execution]
 workers = 1
 """
+
+
+def test_what_is_said_of_the_best_is_what_the_test_samples_say(whole):
+    best, other, *_ = whole.ranking
+
+    def said(own, others):
+        ranking = [replace(best, test=own, diverged=0), replace(other, test=others, diverged=0)]
+        return beside_others(replace(whole, ranking=ranking, samples=1000, judged_on="test"))
+
+    assert (
+        said([0.8, 0.81], [0.5, 0.51])
+        == f"{best.label} is better than all others here, each compared by itself."
+    )
+    assert said([0.8, 0.81], [0.8, 0.82]) == f"Cannot be told apart from {best.label}: {other.label}."
+    # Validation samples chose it all the same.
+    assert (
+        said([0.5, 0.51], [0.8, 0.81]) == f"Better on the test samples, which do not choose: {other.label}."
+    )
+    alone = replace(whole, ranking=[replace(best, runs=best.runs[:1], test=best.test[:1], diverged=0)])
+    assert beside_others(alone).startswith("There is one seed, so intervals are over samples alone.")
 
 
 def test_the_command_leaves_a_config_that_runs(small, tmp_path):

@@ -20,6 +20,7 @@ from flatfed.runs.budget import gradients_by_round
 from flatfed.runs.folder import RunFolder
 from flatfed.runs.halving import Halving, Method, Tuning
 from flatfed.runs.setting import Setting
+from flatfed.runs.statistics import by_round
 
 TRAINING = {"rounds": 9, "participants": 3, "local_steps": 2, "batch_size": 4, "lr": 0.1}
 CONFIG = """
@@ -354,3 +355,15 @@ def test_the_mean_of_a_rungs_last_fifth_decides(tmp_path):
             assert value == pytest.approx(sum(late) / len(late), abs=1e-15)
             differs |= value != late[-1]
     assert differs
+
+
+def test_a_run_that_was_seldom_evaluated_counts_by_its_last_evaluation_before_a_rungs_end(tmp_path):
+    sparse = {"configurations": 3, "rounds": 30, "evaluate_every": 8}
+    search = tuning(tmp_path, "fedavg", **sparse)
+    first = search.methods[0].planned(search.methods[0].first_values)
+    first.train(task(), 30, [], complete=True)
+    (tuned,) = search.run(unwatched)
+    (candidate,) = [one for one in tuned.candidates if one.run.folder == first.folder]
+    curve = by_round(first.finished_rounds(), "validation_accuracy")
+    assert tuned.rounds == [10, 30] and sorted(curve) == [8, 16, 24, 30]
+    assert candidate.accuracies[0] == curve[8]

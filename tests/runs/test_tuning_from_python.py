@@ -97,7 +97,8 @@ def test_halving_tunes_the_step_size_and_the_algorithms_own_options(tmp_path):
         ({"gradients": 5}, "gradients = 5: only without a grid"),
         ({"algorithm": 3}, "algorithm = 3: give an algorithm, or the name of one"),
         ({"training": {}}, r"training = \{\}: give a flatfed.Training"),
-        ({"folder": ""}, "folder = '': give a path"),
+        ({"folder": ""}, "folder = '': no path"),
+        ({"folder": "a\0b"}, "no path; choose another name"),
         ({"task": None}, "task = None: give a flatfed.Task"),
     ],
 )

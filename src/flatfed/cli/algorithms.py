@@ -12,12 +12,24 @@ import typer
 from rich.table import Table
 
 from flatfed.cli.terminal import console, look, print_facts, print_json
-from flatfed.core.errors import match_name
+from flatfed.core.errors import FlatfedError, match_name
 
 
 def catalog() -> dict[str, dict[str, Any]]:
     """The facts about every algorithm, in the order of their families."""
     return json.loads((resources.files("flatfed") / "algorithms" / "catalog.json").read_text("utf-8"))
+
+
+def _facts(algorithm: str) -> dict[str, Any]:
+    known = catalog()
+    try:
+        return known[match_name("algorithm", algorithm, known)]
+    except FlatfedError:
+        # A new algorithm is in the catalog only after `make docs`.
+        from flatfed.algorithms import ALGORITHMS
+        from flatfed.algorithms.registry import facts
+
+        return facts(match_name("algorithm", algorithm, ALGORITHMS))
 
 
 @look
@@ -55,8 +67,7 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
     """Show an algorithm's equations, defaults, traffic and parts."""
-    known = catalog()
-    facts = known[match_name("algorithm", algorithm, known)]
+    facts = _facts(algorithm)
     if as_json:
         print_json(facts)
         return

@@ -140,7 +140,8 @@ def print_candidates(tuned: Tuned, tuning: Tuning) -> None:
     names = [str(place[-1]) for place in method.space]
     rungs = [f"validation %\nround {rounds}" for rounds in tuned.rounds]
     for header in (*names, *rungs, "gradients", "state", "run folder"):
-        table.add_column(header, justify="left" if header in {"state", "run folder"} else "right")
+        words = header in {"state", "run folder"}
+        table.add_column(header, justify="left" if words else "right", overflow="fold")
     for candidate in sorted(tuned.candidates, key=lambda one: one.worth, reverse=True):
         if candidate.state in {"diverged", "left out"}:
             values = " ".join(method.texts(candidate.values))

@@ -114,6 +114,7 @@ def _show(outcome: Recommendation, as_json: bool) -> None:
             {
                 "recommended": outcome.best.label,
                 "alike": outcome.alike,
+                "ahead": outcome.ahead,
                 "config": outcome.config,
                 "folder": str(outcome.folder),
                 **{table.name: table_facts(table)["rows"] for table in tables},

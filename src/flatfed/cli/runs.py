@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from flatfed.cli.terminal import RUNS, app, command_of, console, print_json, say, tell
 from flatfed.core.errors import FlatfedError, printable
@@ -52,7 +52,8 @@ def runs(
             ]
         )
     else:
-        table = Table("folder", "task", "method", "seed", "rounds", "accuracy %", "state", "MB")
+        words = (Column(name, overflow="fold") for name in ("folder", "task", "method"))
+        table = Table(*words, "seed", "rounds", "accuracy %", "state", "MB")
         for run in chosen:
             cells = (
                 str(run.folder.relative_to(folder)),

@@ -160,7 +160,8 @@ def _print_trials(trials: Sequence[Trial], search: Search, title: str) -> None:
         "state",
         "run folder",
     ):
-        table.add_column(header, justify="left" if header in {"state", "run folder"} else "right")
+        words = header in {"state", "run folder"}
+        table.add_column(header, justify="left" if words else "right", overflow="fold")
     for trial in trials:
         if trial.state in {"diverged", "left out"}:
             say(trial.state, f"{' '.join(trial.assignments)}: {trial.note}")

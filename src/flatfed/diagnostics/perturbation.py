@@ -107,7 +107,7 @@ def perturbation(
     client has one.
     """
     members, pooled = subject.some_clients(clients), subject.training_data(samples)
-    found: dict[str, dict[int, list[float]]] = {
+    own_cosines: dict[str, dict[int, list[float]]] = {
         name: {client: [] for client in members} for name in ESTIMATES
     }
 
@@ -115,7 +115,7 @@ def perturbation(
         for name, estimate in ESTIMATES.items():
             guess = estimate(subject, client, step, point)
             if guess is not None and bool(torch.linalg.vector_norm(guess) > 0):
-                found[name][client].append(float(unit(guess) @ truth))
+                own_cosines[name][client].append(float(unit(guess) @ truth))
 
     def visit(client: int, step: int, model: Tensor) -> None:
         steps = local_steps(subject.training, len(subject.federation.client(client)))
@@ -129,6 +129,6 @@ def perturbation(
             compare(client, 0, received, truth)
     else:
         subject.local_models(members, visit, tick)
-    cosines = {name: [finite(mean(own[client])) for client in members] for name, own in found.items()}
+    cosines = {name: [finite(mean(own[client])) for client in members] for name, own in own_cosines.items()}
     kept = {name: values for name, values in cosines.items() if any(value is not None for value in values)}
     return {"clients": members, "cosine": kept}

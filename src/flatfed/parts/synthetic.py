@@ -147,7 +147,8 @@ class TrajectoryMatching(Synthetic, ServerTask):
         ready = {"synthetic_ready": torch.ones_like(server["synthetic_ready"])}
         # The record once more, for a run that is resumed when only this is left.
         record = _recent(state, self.iterations)
-        if self.sample_rate > 0 and record["matching_loss"] >= LITTLE_LEARNT:
+        learns = self.normalise and self.sample_rate > 0
+        if learns and record["matching_loss"] >= LITTLE_LEARNT:
             warnings.warn(
                 f"synthetic: the matching loss is {record['matching_loss']:.2f} after {self.iterations} "
                 "iterations, where 1 is nothing learnt; lower inner_rate (now "

@@ -100,7 +100,8 @@ def _task_section(task: RaceTask, standings: TaskStandings) -> list[str]:
     training, complete = task.config["training"], standings.complete
     labels = {entry.label for entry in task.entries}
     done = sum(one.method in labels for one in complete)
-    composed = f" and {len(complete) - done} compositions" if len(complete) > done else ""
+    extra = len(complete) - done
+    composed = f" and {extra} composition{'s' if extra != 1 else ''}" if extra else ""
     least = f"{training['rounds']} rounds, {training['local_steps']} local steps"
     best, close = standings.best(), standings.as_good_as_best()
     lines = [

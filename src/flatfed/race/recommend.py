@@ -101,7 +101,7 @@ def ranking_table(outcome: Recommendation) -> Table:
                 cell(gap_text(behind)),
             ]
         )
-    note = f"Sorted by the mean accuracy on validation samples, which choose. {told_apart(outcome)}"
+    note = f"Sorted by the mean accuracy on validation samples, which choose. {beside_others(outcome)}"
     return Table("ranking", "Ranking", columns, rows, note)
 
 
@@ -112,10 +112,20 @@ def gap_text(gap: Interval | None) -> str:
     return f"{mean} [{low}, {high}]"
 
 
-def told_apart(outcome: Recommendation) -> str:
+def beside_others(outcome: Recommendation) -> str:
+    """How sure it is that the best is the best; last, what is as good."""
+    best, sentences = outcome.best, []
+    if len(best.runs) == 1:
+        sentences.append("There is one seed, so intervals are over samples alone.")
+    if outcome.ahead:
+        sentences.append(
+            f"Better on the {outcome.judged_on} samples, which do not choose: {', '.join(outcome.ahead)}."
+        )
     if outcome.alike:
-        return f"Cannot be told apart from {outcome.best.label}: {', '.join(outcome.alike)}."
-    return f"{outcome.best.label} is better than all others here, each compared by itself."
+        sentences.append(f"Cannot be told apart from {best.label}: {', '.join(outcome.alike)}.")
+    elif not outcome.ahead:
+        sentences.append(f"{best.label} is better than all others here, each compared by itself.")
+    return " ".join(sentences)
 
 
 def costs_table(outcome: Recommendation) -> Table:
@@ -167,7 +177,9 @@ def _best_of_rung(candidates: Sequence[object], rung: int) -> float | None:
 def plain_words(outcome: Recommendation) -> list[str]:
     """What a person should know, in sentences."""
     best = outcome.best
-    lines = [f"Recommended: {best.label} ({' '.join(best.method.texts(best.values))}). {told_apart(outcome)}"]
+    lines = [
+        f"Recommended: {best.label} ({' '.join(best.method.texts(best.values))}). {beside_others(outcome)}"
+    ]
     cheaper = cheapest_alike(outcome)
     if cheaper is not None:
         lines.append(

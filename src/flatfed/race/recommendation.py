@@ -135,8 +135,16 @@ class Recommendation:
     @property
     def alike(self) -> list[str]:
         """What cannot be told apart from the best."""
-        gaps = ((one.label, self.behind(one)) for one in self.ranking)
-        return [label for label, gap in gaps if gap is not None and gap.low <= 0 <= gap.high]
+        return [label for label, gap in self._gaps if gap.low <= 0 <= gap.high]
+
+    @property
+    def ahead(self) -> list[str]:
+        """What is better than the best on test samples, which do not choose."""
+        return [label for label, gap in self._gaps if gap.high < 0]
+
+    @property
+    def _gaps(self) -> list[tuple[str, Interval]]:
+        return [(one.label, gap) for one in self.ranking if (gap := self.behind(one)) is not None]
 
     @property
     def damaged(self) -> list[str]:

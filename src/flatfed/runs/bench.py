@@ -161,11 +161,12 @@ def loop_rounds(
     model.train()
     for number in range(training.rounds):
         members = cohort(training, len(federation), number)
-        work = [list(_steps(federation, training, client, number)) for client in members]
-        began = time.perf_counter()
+        seconds = 0.0
         received = [tensor.detach().clone() for tensor in averaged]
         total = [torch.zeros_like(tensor) for tensor in averaged]
-        for steps in work:
+        for client in members:
+            steps = list(_steps(federation, training, client, number))  # one client's at a time in memory
+            began = time.perf_counter()
             _set(averaged, received)
             optimizer = torch.optim.SGD(parameters, lr=training.lr)
             for inputs, targets in steps:
@@ -177,9 +178,10 @@ def loop_rounds(
                 optimizer.step()
             for whole, tensor in zip(total, averaged, strict=True):
                 whole.add_(tensor.detach())
+            wait_for(device)
+            seconds += time.perf_counter() - began
         _set(averaged, [whole / len(members) for whole in total])
-        wait_for(device)
-        yield time.perf_counter() - began
+        yield seconds
 
 
 def _steps(federation: Federation, training: Training, client: int, number: int) -> Iterator[Samples]:

@@ -32,7 +32,7 @@ from flatfed.core.types import Range
 from flatfed.runs.budget import Pace, gradients_of, rounds_within
 from flatfed.runs.files import RunFolderError
 from flatfed.runs.setting import PlannedRun, Setting
-from flatfed.runs.statistics import VALIDATION, mean, tail, total
+from flatfed.runs.statistics import VALIDATION, by_round, mean, tail, total
 from flatfed.training.loop import Callback, History
 
 Place = tuple[str | int, ...]
@@ -308,7 +308,9 @@ class Tuning:
             candidate.state, candidate.note = "left out", str(error)
             candidate.accuracies.append(None)
             return
-        value = mean(tail(history, VALIDATION))
+        # A run that was there before need not have been evaluated at the end of a rung.
+        late = tail(history, VALIDATION) or list(by_round(history, VALIDATION).values())[-1:]
+        value = mean(late)
         candidate.accuracies.append(value if candidate.state != "diverged" else None)
         candidate.rounds = len(history)
         candidate.gradients = int(total(history, "gradient_evaluations"))

@@ -36,7 +36,7 @@ from flatfed.runs.files import RunFolderError, module_bytes, stored_state, write
 from flatfed.runs.folder import RunFolder
 from flatfed.runs.identity import Identity, run_identity
 from flatfed.training.best import best_record
-from flatfed.training.callbacks import told_of_the_end
+from flatfed.training.callbacks import announced_end
 from flatfed.training.checks import check_before_training, notes
 from flatfed.training.config import Config
 from flatfed.training.evaluation import ClientSpread, client_spreads, evaluate_clients
@@ -347,7 +347,7 @@ def run_engine(
             _open(folder, engine, state, config, identity)
         loop = TrainingLoop(engine, model, state, evaluated, callbacks, folder, checkpoint_every, statistics)
         # What a tracker has to say at the end must not keep the model from being written.
-        with told_of_the_end(callbacks):
+        with announced_end(callbacks):
             try:
                 loop.run()
             except DivergedError as error:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from flatfed.algorithms import build
 from flatfed.core.algorithm import Algorithm
 from flatfed.core.errors import DivergedError, FlatfedError, shown
+from flatfed.core.files import as_path
 from flatfed.core.settings import Training
 from flatfed.engines.execution import Execution
 from flatfed.runs import curves
@@ -37,7 +38,10 @@ class Tried:
 
     settings: Mapping[str, Any]
     accuracy: float | None
-    """On the validation samples, at the end; None if the run diverged."""
+    """On the validation samples: after the last round of a grid's run, in the last fifth of one of halving.
+
+    None if the run diverged.
+    """
     state: str
     rounds: int
     run: PlannedRun
@@ -119,10 +123,10 @@ def tune(
     goes on. Runs have folders below `folder`; what is there is not run again. `gradients` is what a whole run
     of halving takes. `progress` is as in `train`, for the runs of a grid.
     """
-    _check(task, algorithm, training, execution, folder)
+    _check(task, algorithm, training, execution)
     built = build(algorithm) if isinstance(algorithm, str) else algorithm
     check_choosable(task)
-    setting = Setting.of_task(task, training, execution, Path(folder))
+    setting = Setting.of_task(task, training, execution, as_path("folder", folder))
     if grid is None:
         method = Method.of(built.name, built.describe(), setting)
         halving = Halving() if configurations is None else Halving(configurations)
@@ -199,13 +203,12 @@ def _text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _check(task: object, algorithm: object, training: object, execution: object, folder: object) -> None:
+def _check(task: object, algorithm: object, training: object, execution: object) -> None:
     for name, value, kinds, fix in (
         ("task", task, Task, "give a flatfed.Task"),
         ("algorithm", algorithm, Algorithm | str, "give an algorithm, or the name of one"),
         ("training", training, Training, "give a flatfed.Training"),
         ("execution", execution, Execution, "give a flatfed.Execution"),
-        ("folder", folder, str | Path, "give a path"),
     ):
-        if not isinstance(value, kinds) or value == "":
+        if not isinstance(value, kinds):
             raise FlatfedError(f"{name} = {shown(value)}: {fix}")

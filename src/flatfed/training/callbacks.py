@@ -13,8 +13,8 @@ from flatfed.training.loop import Callback, Progress
 
 
 @runtime_checkable
-class HearsOfTheEnd(Protocol):
-    """A callback that is also told when its run has ended."""
+class EndListener(Protocol):
+    """A callback that also wants to know when its run has ended."""
 
     def run_ended(self, error: BaseException | None) -> None:
         """`error` is what ended the run before its last round."""
@@ -22,7 +22,7 @@ class HearsOfTheEnd(Protocol):
 
 
 @contextmanager
-def told_of_the_end(callbacks: Sequence[Callback]) -> Iterator[None]:
+def announced_end(callbacks: Sequence[Callback]) -> Iterator[None]:
     """Tells every callback that wants to know, even if another one fails at that.
 
     What ended the run is raised then, or else what a callback raised, when all is done.
@@ -32,8 +32,8 @@ def told_of_the_end(callbacks: Sequence[Callback]) -> Iterator[None]:
         yield
     except BaseException as error:
         ended = error
-    listeners: list[Any] = [one for one in callbacks if isinstance(one, HearsOfTheEnd)]
-    problems = [problem for listener in listeners if (problem := _told(listener, ended)) is not None]
+    listeners: list[Any] = [one for one in callbacks if isinstance(one, EndListener)]
+    problems = [problem for listener in listeners if (problem := _announced(listener, ended)) is not None]
     if ended is not None:
         for problem in problems:
             warnings.warn(
@@ -44,7 +44,7 @@ def told_of_the_end(callbacks: Sequence[Callback]) -> Iterator[None]:
         raise problems[0]
 
 
-def _told(listener: HearsOfTheEnd, ended: BaseException | None) -> BaseException | None:
+def _announced(listener: EndListener, ended: BaseException | None) -> BaseException | None:
     try:
         listener.run_ended(ended)
     except USER_ERRORS as problem:

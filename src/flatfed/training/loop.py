@@ -219,8 +219,13 @@ class TrainingLoop:
         for name, value in task_record.items():
             record[name] = record.get(name, 0) + value
         progress = Progress(
-            *(number + 1, server, buffers, MappingProxyType(record), clients),
-            *(self.plan.dimensions, self.state.server),
+            round=number + 1,
+            server=server,
+            buffers=buffers,
+            record=MappingProxyType(record),
+            cohort=clients,
+            dimensions=self.plan.dimensions,
+            before=self.state.server,
         )
         for callback in self.callbacks:
             for name, value in _returned(callback, progress).items():
