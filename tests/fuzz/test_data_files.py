@@ -333,6 +333,7 @@ DRAWN = {
     "classes_per_client": numbers | values,
     "minimum": numbers | values,
     "redraws": numbers | values,
+    "cap": st.booleans() | values,
     "stratified": st.booleans() | values,
     "groups": st.lists(st.integers(0, 3) | st.text(max_size=2), min_size=90, max_size=90) | values,
 }

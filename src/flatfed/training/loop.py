@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -61,10 +60,15 @@ def _returned(callback: Callback, progress: Progress) -> dict[str, float]:
     """The numbers that a callback adds to the history; it may only look at everything else."""
     seen = {"server": progress.server, "buffers": progress.buffers, "before": progress.before}
     untouched = versions(seen)
-    returned = callback(progress)
+    own = dict(progress.record)
+    returned = callback(replace(progress, record=own))
     if versions(seen) != untouched:
         raise FlatfedError(
             f"callbacks: {name_of(callback)} changes the server's vectors or buffers; let it change clones"
+        )
+    if own != progress.record:
+        raise FlatfedError(
+            f"callbacks: {name_of(callback)} changes the round's record; let it return what it adds"
         )
     try:
         numbers = {name: float(value) for name, value in (returned or {}).items()}
@@ -222,7 +226,7 @@ class TrainingLoop:
             round=number + 1,
             server=server,
             buffers=buffers,
-            record=MappingProxyType(record),
+            record=record,
             cohort=clients,
             dimensions=self.plan.dimensions,
             before=self.state.server,
