@@ -6,9 +6,9 @@ With channels_last it is the loop whose two copies, side by side on two cores, a
 from __future__ import annotations
 
 import torch
-from work import Stopwatch, asked, report, training_loss
+from work import Stopwatch, arguments, report, training_loss
 
-task, cohorts, precision, more = asked()
+task, cohorts, precision, more = arguments()
 torch.set_num_threads(int(more[0]))
 channels_last = "channels_last" in more and len(task.shape) == 3
 model = task.model()

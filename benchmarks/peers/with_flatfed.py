@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from work import CLIENTS, PARTICIPANTS, Stopwatch, asked, report
+from work import CLIENTS, PARTICIPANTS, Stopwatch, arguments, report
 
 import flatfed as ff
 
-task, cohorts, precision, more = asked()
+task, cohorts, precision, more = arguments()
 federation = ff.Federation.from_tensors([task.client(number) for number in range(CLIENTS)])
 watch = Stopwatch(task.warm_up)
 

@@ -11,30 +11,30 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
-from work import PARTICIPANTS, TASKS, Stopwatch, asked, report, training_loss
+from work import PARTICIPANTS, TASKS, Stopwatch, arguments, report, training_loss
 
 client, server = ClientApp(), ServerApp()
 
 
 @client.train()
 def train(message: Message, context: Context) -> Message:
-    asked_for = message.content["work"]
-    torch.set_num_threads(asked_for["threads"])
-    task = TASKS[asked_for["task"]]
+    wanted = message.content["work"]
+    torch.set_num_threads(wanted["threads"])
+    task = TASKS[wanted["task"]]
     model = task.kept_model()
     model.load_state_dict(message.content["model"].to_torch_state_dict())
-    inputs, targets = task.client(asked_for["client"])
+    inputs, targets = task.client(wanted["client"])
     optimizer = torch.optim.SGD(model.parameters(), lr=task.rate)
     for _ in range(task.steps):
         optimizer.zero_grad()
-        training_loss(model, inputs, targets, asked_for["precision"]).backward()
+        training_loss(model, inputs, targets, wanted["precision"]).backward()
         optimizer.step()
     return Message(RecordDict({"model": ArrayRecord(model.state_dict())}), reply_to=message)
 
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
-    task, cohorts, precision, (_, threads) = asked()
+    task, cohorts, precision, (_, threads) = arguments()
     model = task.model()
     name = next(key for key, value in TASKS.items() if value is task)
     work = {"task": name, "threads": int(threads), "precision": precision}
@@ -62,7 +62,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 if __name__ == "__main__":
-    workers, cores = int(asked()[-1][0]), len(os.sched_getaffinity(0))
+    workers, cores = int(arguments()[-1][0]), len(os.sched_getaffinity(0))
     run_simulation(
         server_app=server,
         client_app=client,

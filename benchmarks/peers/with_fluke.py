@@ -14,9 +14,9 @@ from fluke.data import FastDataLoader
 from fluke.server import Server
 from fluke.utils import FederationObserver
 from torch import nn
-from work import CLIENTS, PARTICIPANTS, Stopwatch, asked, report
+from work import CLIENTS, PARTICIPANTS, Stopwatch, arguments, report
 
-task, cohorts, _, (threads,) = asked()
+task, cohorts, _, (threads,) = arguments()
 torch.set_num_threads(int(threads))
 
 

@@ -18,9 +18,9 @@ from pfl.hyperparam import NNTrainHyperParams
 from pfl.metrics import Metrics
 from pfl.model.pytorch import PyTorchModel
 from torch import Tensor, nn
-from work import PARTICIPANTS, Stopwatch, asked, report
+from work import PARTICIPANTS, Stopwatch, arguments, report
 
-task, cohorts, precision, (threads,) = asked()
+task, cohorts, precision, (threads,) = arguments()
 torch.set_num_threads(int(threads))
 processes, rank = (
     int(os.environ.get(name, default)) for name, default in (("WORLD_SIZE", "1"), ("RANK", "0"))

@@ -166,7 +166,7 @@ def report(task: Task, model: nn.Module, watch: Stopwatch, **more: Any) -> None:
     sys.stdout.write(f"RESULT {json.dumps(result)}\n")
 
 
-def asked() -> tuple[Task, list[list[int]], str, list[str]]:
+def arguments() -> tuple[Task, list[list[int]], str, list[str]]:
     """The task, the cohort of every round, the precision and further arguments, from the command line."""
     name, cohorts, *more = sys.argv[1:]
     given = [word for word in more if word in PRECISIONS]

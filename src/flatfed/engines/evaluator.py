@@ -20,9 +20,9 @@ from flatfed.data.samples import Samples
 from flatfed.data.transform import Transform
 from flatfed.engines.devices import set_products
 from flatfed.engines.metrics import Measured, evaluated_on, is_streaming, named_errors, one_number
+from flatfed.engines.model_copy import protect_inputs
 from flatfed.engines.planning import Plan
 from flatfed.engines.precision import computing_in, widened
-from flatfed.engines.trial import protect_inputs
 
 
 class Snapshot(NamedTuple):

@@ -37,9 +37,10 @@ from flatfed.engines.alignment import check_alignment
 from flatfed.engines.dense import BACKWARD_HOOKS, dense_layers, has_hooks
 from flatfed.engines.devices import set_products, usable_device
 from flatfed.engines.metrics import Metric, is_streaming
+from flatfed.engines.model_copy import bound_copy, check_model, protect_inputs
 from flatfed.engines.oracles import MatrixGradients
 from flatfed.engines.precision import check_precision
-from flatfed.engines.trial import Trial, bound_copy, check_model, plain_torch, protect_inputs, try_model
+from flatfed.engines.trial import Trial, plain_torch, try_model
 
 MATRIX_PARAMETERS = 2**18
 """Larger models keep a core busy by themselves, and a matrix of them falls out of the cache."""

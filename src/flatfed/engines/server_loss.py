@@ -15,9 +15,9 @@ from flatfed.core.sharing import PRIVATE_MODEL
 from flatfed.core.state import State
 from flatfed.core.tree import Tree
 from flatfed.engines.devices import set_products
+from flatfed.engines.model_copy import protect_inputs
 from flatfed.engines.oracles import MatrixGradients
 from flatfed.engines.planning import Plan
-from flatfed.engines.trial import protect_inputs
 
 
 def server_loss(plan: Plan, model: nn.Module, buffers: State) -> Callable[[Tensor, Tree, Tree], Tensor]:
