@@ -266,7 +266,7 @@ def test_estimates_are_compared_along_local_steps():
     data = federation()
     result = run(ff.fedsam(), data=data, rounds=2, batch_size=None, local_steps=3)
     with inspect(ff.Task(network(), data), run=result) as subject:
-        found = perturbation(subject, samples=None, clients=2, points=3)["cosine"]["local"]
+        cosines = perturbation(subject, samples=None, clients=2, points=3)["cosine"]["local"]
         ends = perturbation(subject, samples=None, clients=2, points=2)["cosine"]["local"]
         members, pooled, visited = subject.some_clients(2), subject.training_data(None), {}
         subject.local_models(members, lambda client, step, model: visited.update({(client, step): model}))
@@ -279,7 +279,7 @@ def test_estimates_are_compared_along_local_steps():
 
     for place, client in enumerate(members):
         every = [cosine(client, step) for step in range(3)]
-        assert found[place] == pytest.approx(sum(every) / 3)
+        assert cosines[place] == pytest.approx(sum(every) / 3)
         assert ends[place] == pytest.approx((every[0] + every[2]) / 2)
 
 

@@ -150,12 +150,13 @@ def test_correlations_have_the_sign_and_size_that_was_put_in():
                 )
             )  # fmt: skip
     task = TaskStandings.of(FIRST, rows)
-    found = within_task(task, measured)
-    assert found["client_drift"].value == pytest.approx(1) and found["sharpness"].value == pytest.approx(-1)
-    assert found["gap"].value == pytest.approx(-1)
+    correlations = within_task(task, measured)
+    assert correlations["client_drift"].value == pytest.approx(1)
+    assert correlations["sharpness"].value == pytest.approx(-1)
+    assert correlations["gap"].value == pytest.approx(-1)
     # What is the same for all methods, or was not measured, says nothing.
-    assert found["top_eigenvalue"] is None and found["update_norm"] is None
-    assert found["gradient_norm"].value == pytest.approx(1)
+    assert correlations["top_eigenvalue"] is None and correlations["update_norm"] is None
+    assert correlations["gradient_norm"].value == pytest.approx(1)
     assert across_tasks([task], measured)["sharpness"].value == pytest.approx(-1)
     # What was measured of other models says nothing about these.
     others = [row.model_copy(update={"setting": "earlier"}) for row in measured]
@@ -170,18 +171,18 @@ def named(left, right):
 def test_intervals_of_correlations_are_those_of_the_textbook():
     left = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0]
     right = [2.0, 1.0, 4.0, 3.0, 7.0, 5.0, 6.0, 10.0, 8.0, 9.0]
-    found = Correlation.of(named(left, right))
+    correlation = Correlation.of(named(left, right))
     # 1 − 6 Σd²/(n (n² − 1)) with Σd² = 16.
-    assert found.value == pytest.approx(1 - 6 * 16 / 990)
-    assert found.low < found.value < found.high < 1 and found.methods == 10
+    assert correlation.value == pytest.approx(1 - 6 * 16 / 990)
+    assert correlation.low < correlation.value < correlation.high < 1 and correlation.methods == 10
     assert Correlation.of(named(left[:4], right[:4])) is None
 
 
 def test_ties_share_a_rank():
     # Ranks 1.5, 1.5, 3, 4, 5 and 1, 2, 3.5, 3.5, 5: Pearson's correlation of those.
-    found = Correlation.of(named([1.0, 1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 3.0, 3.0, 4.0]))
+    correlation = Correlation.of(named([1.0, 1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 3.0, 3.0, 4.0]))
     ranks = np.array([1.5, 1.5, 3, 4, 5]), np.array([1, 2, 3.5, 3.5, 5])
-    assert found.value == pytest.approx(np.corrcoef(*ranks)[0, 1])
+    assert correlation.value == pytest.approx(np.corrcoef(*ranks)[0, 1])
 
 
 @pytest.mark.parametrize(("tasks", "shared"), [(1, 0.0), (3, 0.8), (3, 0.0)])
@@ -198,8 +199,8 @@ def test_intervals_of_correlations_cover_the_truth(tasks, shared):
         left = draws()
         right = correlation * left + math.sqrt(1 - correlation**2) * draws()
         pairs = [named(one.tolist(), other.tolist()) for one, other in zip(left, right, strict=True)]
-        found = Correlation.of(pairs[0]) if tasks == 1 else Correlation.of_tasks(pairs)
-        hits += found.low <= truth <= found.high
+        estimate = Correlation.of(pairs[0]) if tasks == 1 else Correlation.of_tasks(pairs)
+        hits += estimate.low <= truth <= estimate.high
     # 95 %, give or take three standard errors.
     assert hits / repeats >= 0.89
 

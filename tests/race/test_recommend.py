@@ -301,9 +301,9 @@ def test_the_command_leaves_a_config_that_runs(small, tmp_path):
     (folder,) = runs.iterdir()
     written = folder / "recommended.toml"
     assert tomllib.loads(written.read_text())["data"]["validation"] == 0.1
-    told = CliRunner().invoke(cli.app, [*command, "--json"])
-    assert told.exit_code == 0, told.output
-    facts = json.loads(told.stdout)
+    printed = CliRunner().invoke(cli.app, [*command, "--json"])
+    assert printed.exit_code == 0, printed.output
+    facts = json.loads(printed.stdout)
     assert facts["recommended"] == facts["ranking"][0]["method"] and facts["folder"] == str(folder)
     assert facts["costs"][0]["gradients"] > 0 and facts["config"]["training"]["rounds"] == 9
     # It is the winner's first final run, which is there already.
@@ -429,10 +429,10 @@ def test_the_portfolio_is_sorted_by_place_and_leaves_a_task_out():
             for name, one in preset().tasks.items()
         },
     )
-    found = Portfolio.of(portfolio_of(small, rows))
+    chosen = Portfolio.of(portfolio_of(small, rows))
     # FedAvg first, whatever its place; no method whose server works for as long as all clients.
-    assert [one.label for one in found.proposals] == ["fedavg", "fedcm", "fedsam"]
-    assert found.proposals[2].settings == {"training.lr": 0.4} and len(found.tasks) == 2
+    assert [one.label for one in chosen.proposals] == ["fedavg", "fedcm", "fedsam"]
+    assert chosen.proposals[2].settings == {"training.lr": 0.4} and len(chosen.tasks) == 2
     without = Portfolio.of(portfolio_of(small, rows, without=first))
     assert [one.label for one in without.proposals] == ["fedavg", "fedsam", "fedcm"]
     assert portfolio_of(small, []) == {"tasks": [], "methods": []}

@@ -145,13 +145,13 @@ class Ending:
     """Is told of the end, and may fail at that."""
 
     def __init__(self, error=None):
-        self.error, self.told = error, []
+        self.error, self.ended_with = error, []
 
     def __call__(self, progress):
         pass
 
     def run_ended(self, error):
-        self.told.append(error)
+        self.ended_with.append(error)
         if self.error is not None:
             raise self.error
 
@@ -160,7 +160,7 @@ def test_a_tracker_that_fails_at_the_end_costs_neither_the_model_nor_other_track
     broken, other = Ending(ConnectionError("gone")), Ending()
     with pytest.raises(ConnectionError, match="gone"):
         small_runs.train(tmp_path / "run", 2, callbacks=[broken, other])
-    assert other.told == [None] and (tmp_path / "run" / "model.safetensors").is_file()
+    assert other.ended_with == [None] and (tmp_path / "run" / "model.safetensors").is_file()
     small_runs.train(tmp_path / "run", 2)
 
 
@@ -171,4 +171,4 @@ def test_what_ended_a_run_is_told_to_all_and_raised_whatever_a_tracker_says():
         pytest.warns(ff.FlatfedWarning, match="callbacks: gone at the end of the run"),
     ):
         small_runs.train(None, 3, callbacks=[broken, other, small_runs.interrupt(at=2)])
-    assert [type(error) for error in other.told] == [KeyboardInterrupt]
+    assert [type(error) for error in other.ended_with] == [KeyboardInterrupt]
